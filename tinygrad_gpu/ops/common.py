@@ -1,0 +1,77 @@
+"""What every op file uses: checks, wide arithmetic for narrow types, and the gradient of a broadcast."""
+
+from ..device import array_module, is_array
+from ..dtypes import accumulator, is_float
+
+
+def check(condition, message, error=ValueError):
+    """Raise `error(message)` unless the condition holds. Messages read `op: what was expected, got what came`."""
+    if not condition:
+        raise error(message)
+
+
+def check_float(name, **arrays):
+    """TypeError unless the arrays (None passes) have a floating dtype, the same one."""
+    dtype = None
+    for what, a in arrays.items():
+        if a is None:
+            continue
+        check(is_array(a), f"{name}: {what} must be a Tensor, got {type(a).__name__}", TypeError)
+        check(is_float(a.dtype), f"{name}: {what} must have a floating dtype, got {a.dtype}", TypeError)
+        dtype = dtype or a.dtype
+        check(a.dtype == dtype, f"{name}: {what} must have dtype {dtype} like the others, got {a.dtype}", TypeError)
+
+
+def check_integer(name, what, a):
+    """TypeError unless `a` is an array of int64 or int32."""
+    check(is_array(a), f"{name}: {what} must be a Tensor, got {type(a).__name__}", TypeError)
+    check(a.dtype.kind == "i", f"{name}: {what} must have an integer dtype, got {a.dtype}", TypeError)
+
+
+def check_axis(name, axis, ndim):
+    """`axis` counted from 0; IndexError outside [-ndim, ndim), TypeError for what is no integer."""
+    check(isinstance(axis, int) and not isinstance(axis, bool), f"{name}: axis must be an int, got {axis!r}", TypeError)
+    check(-ndim <= axis < ndim, f"{name}: axis must be in [{-ndim}, {ndim}), got {axis}", IndexError)
+    return axis % ndim
+
+
+def check_axes(name, axis, ndim):
+    """An axis, several or None (all of them) as a sorted tuple counted from 0; each may be named once."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple(sorted(check_axis(name, a, ndim) for a in axes))
+    check(len(set(axes)) == len(axes), f"{name}: each axis may be named once, got {axis}")
+    return axes
+
+
+def widen(a):
+    """`a` in the dtype of its arithmetic: a float32 copy of a half array, others as they are."""
+    return a.astype(accumulator(a.dtype), copy=False)
+
+
+def narrow(a, dtype):
+    """`a` as `dtype`: no copy where it has that dtype."""
+    return a.astype(dtype, copy=False)
+
+
+def unbroadcast(g, shape):
+    """The gradient g of a broadcast result, summed back to the `shape` that was broadcast (in at least float32)."""
+    if g.shape == shape:
+        return g
+    extra = g.ndim - len(shape)
+    axes = tuple(range(extra)) + tuple(extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1)
+    if not axes:
+        return g.reshape(shape)
+    return narrow(array_module(g).sum(g, axis=axes, dtype=accumulator(g.dtype)), g.dtype).reshape(shape)
+
+
+# Elementwise chains run block by block on the CPU, so that a block's temporaries stay in the cache: 2^15 float32 numbers
+# are 128 KiB. Measured on two AVX-512 cores, GELU of 2^20 elements: 2.9 ms in blocks, 6.1 ms at once.
+_BLOCK = 2**15
+
+
+def blocks(xp, n):
+    """Slices that cover range(n): of cache size for NumPy, one for CuPy."""
+    step = _BLOCK if xp.__name__ == "numpy" else max(n, 1)
+    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
