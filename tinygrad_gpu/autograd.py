@@ -381,13 +381,15 @@ class _Run:
         """The gradients of a node's outputs are complete: run their hooks, keep those asked for, run the rule."""
         some = next(g for g in grads if g is not None)
         with device.current(some):
-            for index, hooks in (node._hooks or {}).items():
-                if grads[index] is not None:
-                    grads[index] = hooks.run(grads[index])
             for index, g in enumerate(grads):
-                if g is not None and self._is_target((node, index)):
-                    self.found[id(node), index] = g
-                    grads[index] = None if self.stop else g
+                target = g is not None and self._is_target((node, index))
+                if target and self.stop:  # the walk that goes on from here will run the hooks
+                    self.found[id(node), index], grads[index] = g, None
+                elif g is not None:
+                    if node._hooks and index in node._hooks:
+                        grads[index] = node._hooks[index].run(g)
+                    if target:
+                        self.found[id(node), index] = grads[index]
             if id(node) in self.wanted and any(g is not None for g in grads):
                 self._apply_rule(node, grads, device.array_module(some))
 

@@ -1,1 +1,270 @@
+"""The functions that models are written with (`import tinygrad_gpu.functional as F`): each checks, then calls its op."""
 
+from .ops.attention import Attention
+from .ops.cross_entropy import CrossEntropy
+from .ops.dropout import Dropout, check_probability
+from .ops.elementwise import Relu, Silu
+from .ops.embedding import Embedding
+from .ops.gelu import Gelu
+from .ops.gemm import Linear
+from .ops.layernorm import AddLayerNorm, LayerNorm, RMSNorm
+from .ops.linear_cross_entropy import LinearCrossEntropy
+from .ops.rotary import Rotary
+from .ops.softmax import LogSoftmax, Softmax
+from .tensor import Tensor
+
+
+def _check_tensors(name, optional=(), **tensors):
+    """TypeError unless each is a Tensor (or None, if its name is in `optional`)."""
+    for what, x in tensors.items():
+        if not (isinstance(x, Tensor) or (x is None and what in optional)):
+            raise TypeError(
+                f"{name}: {what} must be a Tensor{' or None' if what in optional else ''}, got {type(x).__name__}"
+            )
+
+
+def linear(x, weight, bias=None):
+    """x @ weight.T + bias.
+
+    x (..., in), weight (out, in), bias (out,) or None, all of one floating dtype; gives (..., out). Half types are summed in
+    float32 and rounded once. Errors: TypeError for other dtypes, ValueError for shapes that do not fit.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.linear(tg.ones(1, 3), tg.ones(2, 3), tg.Tensor([0.0, 1.0]))
+    tensor([[3., 4.]])
+    """
+    _check_tensors("linear", ("bias",), x=x, weight=weight, bias=bias)
+    return Linear.apply(x, weight, bias)
+
+
+def embedding(ids, weight):
+    """Rows of `weight` (V, C) by number: ids (...) of int64 or int32 gives (..., C).
+
+    The gradient of a row is the sum over the places that took it, in a fixed order: the same bits every time. IndexError for
+    an id outside [0, V): at once on the CPU, at the next synchronisation on a GPU.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.embedding(tg.Tensor([1, 0]), tg.Tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[3., 4.],
+            [1., 2.]])
+    """
+    _check_tensors("embedding", ids=ids, weight=weight)
+    return Embedding.apply(ids, weight)
+
+
+def dropout(x, p=0.5, training=True):
+    """x with each element 0 with probability p, the others times 1 / (1 - p); x itself if not training or p is 0.
+
+    x (...) of a floating dtype; the mask comes from the generator that `tg.manual_seed` seeds (Srivastava et al., JMLR 15,
+    2014). ValueError for p outside [0, 1].
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.dropout(tg.ones(2), 0.5, training=False)
+    tensor([1., 1.])
+    """
+    _check_tensors("dropout", x=x)
+    check_probability("dropout", p)
+    return Dropout.apply(x, p=p) if training and p else x
+
+
+def layer_norm(x, weight=None, bias=None, eps=1e-5):
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last axis, var biased (arXiv:1607.06450, eqs. 3 and 4).
+
+    x (..., C), weight and bias (C,) or None, of one floating dtype; gives (..., C). Statistics are float32 for half types,
+    the variance from a second pass. Errors: TypeError for other dtypes, ValueError for shapes that do not fit.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.layer_norm(tg.Tensor([[1.0, 3.0]]))
+    tensor([[-1.,  1.]])
+    """
+    _check_tensors("layer_norm", ("weight", "bias"), x=x, weight=weight, bias=bias)
+    return LayerNorm.apply(x, weight, bias, eps=eps)
+
+
+def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
+    """(y, s) with s = x + residual and y = layer_norm(s): the two steps between the halves of a Transformer block.
+
+    x and residual (..., C), weight and bias (C,) or None; both results (..., C). Errors as `layer_norm`.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.add_layer_norm(tg.Tensor([[1.0, 1.0]]), tg.Tensor([[0.0, 2.0]]))
+    (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
+    """
+    _check_tensors("add_layer_norm", ("weight", "bias"), x=x, residual=residual, weight=weight, bias=bias)
+    return AddLayerNorm.apply(x, residual, weight, bias, eps=eps)
+
+
+def rms_norm(x, weight=None, eps=1e-6):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv:1910.07467, eq. 4).
+
+    x (..., C), weight (C,) or None, of one floating dtype; gives (..., C). Errors as `layer_norm`.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.rms_norm(tg.Tensor([[3.0, 3.0]]))
+    tensor([[1., 1.]])
+    """
+    _check_tensors("rms_norm", ("weight",), x=x, weight=weight)
+    return RMSNorm.apply(x, weight, eps=eps)
+
+
+def softmax(x, axis=-1):
+    """exp(x) / sum(exp(x)) along `axis`, shifted by the maximum; float32 inside for half types.
+
+    x (...) of a floating dtype. A row of nothing but -inf gives NaN, as in PyTorch. IndexError for an axis x lacks.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.softmax(tg.Tensor([0.0, 0.0]))
+    tensor([0.5, 0.5])
+    """
+    _check_tensors("softmax", x=x)
+    return Softmax.apply(x, axis=axis)
+
+
+def log_softmax(x, axis=-1):
+    """x - log(sum(exp(x))) along `axis`; dtypes and errors as `softmax`.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.log_softmax(tg.Tensor([0.0, 0.0]))
+    tensor([-0.6931, -0.6931])
+    """
+    _check_tensors("log_softmax", x=x)
+    return LogSoftmax.apply(x, axis=axis)
+
+
+def gelu(x, approximate="none"):
+    """x P(X <= x) for a standard normal X (arXiv:1606.08415), exactly ("none") or by its "tanh" approximation.
+
+    x (...) of a floating dtype. ValueError for another `approximate`.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.gelu(tg.Tensor([1.0]), approximate="tanh")
+    tensor([0.8412])
+    """
+    _check_tensors("gelu", x=x)
+    return Gelu.apply(x, approximate=approximate)
+
+
+def relu(x):
+    """max(x, 0) of each element; the gradient at 0 is 0.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.relu(tg.Tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+    _check_tensors("relu", x=x)
+    return Relu.apply(x)
+
+
+def silu(x):
+    """x sigmoid(x) of each element (arXiv:1702.03118).
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.silu(tg.Tensor([1.0]))
+    tensor([0.7311])
+    """
+    _check_tensors("silu", x=x)
+    return Silu.apply(x)
+
+
+def cross_entropy(logits, targets, *, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+    """The cross-entropy of class scores against class numbers, as torch.nn.functional.cross_entropy.
+
+    logits (V,), (N, V) or (N, V, ...) of a floating dtype, targets of the shape without the class axis, int64 or int32.
+    weight (V,) scales each class; label_smoothing in [0, 1] moves that share to all classes evenly (arXiv:1512.00567, section
+    7). reduction "mean" divides by the weight of the targets that count, "sum", or "none" (the shape of targets). A target
+    equal to ignore_index does not count; where none does, the mean is 0 (PyTorch gives NaN) and every gradient exactly 0.
+    Errors: TypeError and ValueError for dtypes, shapes and options; IndexError for a target outside [0, V), at once on the CPU,
+    at the next synchronisation on a GPU.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.cross_entropy(tg.zeros(1, 4), tg.Tensor([2]))
+    tensor(1.3863)
+    """
+    _check_tensors("cross_entropy", ("weight",), logits=logits, targets=targets, weight=weight)
+    if weight is not None and weight.requires_grad:
+        raise ValueError("cross_entropy: weight is a constant and must not require a gradient")
+    return CrossEntropy.apply(
+        logits, targets, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
+
+
+def linear_cross_entropy(
+    x,
+    weight,
+    targets,
+    bias=None,
+    *,
+    ignore_index=-100,
+    reduction="mean",
+    label_smoothing=0.0,
+    z_loss=0.0,
+    softcap=None,
+    token_weight=None,
+    memory_budget=None,
+):
+    """The cross-entropy of x @ weight.T + bias against class numbers, with no (N, V) array in memory.
+
+    x (..., C), weight (V, C), bias (V,) or None, of one floating dtype; targets (...), int64 or int32. With z the logits,
+    softcapped first as softcap * tanh(z / softcap), a token's loss is its smoothed cross-entropy + z_loss * logsumexp(z)^2,
+    times its token_weight (...). "mean" divides by the sum of the weights of the tokens that count (1 each with none given),
+    "none" gives (...). The loss is float32, for float64 inputs float64. A token whose target is ignore_index does not count;
+    where none does, the mean is 0 and every gradient exactly 0. memory_budget in bytes bounds the workspace, from one row up.
+    Errors as `cross_entropy`. Sources: arXiv:2410.10989 (chunks), arXiv:2204.02311 (z_loss), arXiv:2408.00118 (softcap).
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.linear_cross_entropy(tg.zeros(1, 8), tg.ones(4, 8), tg.Tensor([2]))
+    tensor(1.3863)
+    """
+    _check_tensors(
+        "linear_cross_entropy",
+        ("bias", "token_weight"),
+        x=x,
+        weight=weight,
+        targets=targets,
+        bias=bias,
+        token_weight=token_weight,
+    )
+    return LinearCrossEntropy.apply(
+        x,
+        weight,
+        targets,
+        bias,
+        token_weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        softcap=softcap,
+        memory_budget=memory_budget,
+    )
+
+
+def scaled_dot_product_attention(q, k, v, *, is_causal=False, scale=None, window=None, dropout_p=0.0):
+    """softmax(scale q k^T) v over heads (arXiv:1706.03762), keys and values shared by groups of heads (arXiv:2305.13245).
+
+    q (B, H, Tq, D), k and v (B, Hkv, Tk, D) of one floating dtype, H a multiple of Hkv; gives (B, H, Tq, D). scale is
+    1 / sqrt(D) by default. Causal is aligned bottom-right (PyTorch aligns top-left): query i sees the keys up to
+    i + Tk - Tq; window=w leaves the last w of those, its own position included. A query that sees no key gets output 0 and
+    gradient 0. dropout_p drops weights after the softmax. Errors: TypeError for dtypes, ValueError for shapes and options.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> q, v = tg.zeros(1, 1, 2, 1), tg.Tensor([[[[1.0], [3.0]]]])
+    >>> F.scaled_dot_product_attention(q, q, v, is_causal=True).flatten()
+    tensor([1., 2.])
+    """
+    _check_tensors("scaled_dot_product_attention", q=q, k=k, v=v)
+    return Attention.apply(q, k, v, is_causal=is_causal, scale=scale, window=window, dropout_p=dropout_p)
+
+
+def rotary_embedding(x, positions, base=10000.0):
+    """x with its halves x[:D/2] and x[D/2:] rotated by positions / base^(2i/D) (arXiv:2104.09864, section 3.2.2).
+
+    x (..., T, D), D even, of a floating dtype; positions integer, (T,) or a shape that broadcasts to (..., T). The layout is that of
+    Llama's weights in Hugging Face's format. Errors: TypeError for dtypes, ValueError for shapes.
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.rotary_embedding(tg.ones(1, 2), tg.Tensor([0]))
+    tensor([[1., 1.]])
+    """
+    _check_tensors("rotary_embedding", x=x, positions=positions)
+    return Rotary.apply(x, positions, base=base)

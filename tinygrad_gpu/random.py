@@ -14,12 +14,13 @@ from .dtypes import accumulator
 _MASK = 0xFFFFFFFF
 
 
-def philox(xp, seed, draw, n):
-    """n words (uint32) of the draw numbered `draw` under `seed`, made in the array module xp."""
-    blocks = -(-n // 4)
+def philox(xp, seed, draw, n, start=0):
+    """n words (uint32) of the draw numbered `draw` under `seed`, from element `start` on, made in the array module xp."""
+    first, skipped = divmod(start, 4)
+    blocks = -(-(skipped + n) // 4)
     u64 = xp.uint64
     low, high = u64(_MASK), u64(32)
-    block = xp.arange(blocks, dtype=u64)
+    block = xp.arange(first, first + blocks, dtype=u64)
     c0, c1 = block & low, block >> high
     c2 = xp.full(blocks, draw & _MASK, u64)
     c3 = xp.full(blocks, draw >> 32 & _MASK, u64)
@@ -29,7 +30,7 @@ def philox(xp, seed, draw, n):
         c0, c1 = (p1 >> high) ^ c1 ^ u64(k0), p1 & low
         c2, c3 = (p0 >> high) ^ c3 ^ u64(k1), p0 & low
         k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
-    return xp.stack([c0, c1, c2, c3], axis=1).ravel()[:n].astype(xp.uint32)
+    return xp.stack([c0, c1, c2, c3], axis=1).ravel()[skipped : skipped + n].astype(xp.uint32)
 
 
 class Generator:

@@ -287,7 +287,9 @@ class Tensor:
         >>> tg.ones(1, requires_grad=True).detach().requires_grad
         False
         """
-        return Tensor._wrap(self.data, base=self)
+        new = Tensor._wrap(self.data)
+        new._version, new._seen = self._version, self._version.value
+        return new
 
     def __deepcopy__(self, memo):
         if self._node is not None:

@@ -35,9 +35,9 @@ def product_grad(ctx, i, a, b):
 
 
 def column_sum(a):
-    """The sum of a (R, C) over its rows, in the arithmetic dtype; as a product, since BLAS sums in blocks."""
-    wide = widen(a)
-    return array_module(a).ones(len(a), wide.dtype) @ wide
+    """The sum of a (..., C) over all but its last axis, in the arithmetic dtype; as a product, since BLAS sums in blocks."""
+    rows = widen(a).reshape(-1, a.shape[-1])
+    return array_module(a).ones(len(rows), rows.dtype) @ rows
 
 
 class MatMul(Function):

@@ -120,7 +120,8 @@ def logsumexp(x, axes, keepdims):
     xp, wide = array_module(x), widen(x)
     top = xp.amax(wide, axis=axes, keepdims=True, initial=-math.inf)
     top = xp.where(xp.isfinite(top), top, 0)
-    total = xp.log(xp.sum(xp.exp(wide - top), axis=axes, keepdims=True)) + top
+    powers = wide - top
+    total = xp.log(xp.sum(xp.exp(powers, out=powers), axis=axes, keepdims=True)) + top
     return total if keepdims else xp.squeeze(total, axes)
 
 
