@@ -11,6 +11,7 @@ import numpy as np
 from train_gpt import Parser, number, positive  # beside this file
 
 import tinygrad_gpu as tg
+from tinygrad_gpu import io
 from tinygrad_gpu.data import ByteTokenizer
 
 
@@ -32,9 +33,13 @@ def parse_arguments():
 
 def load(run):
     """The model that lies in a run's directory."""
-    config = json.loads((run / "config.json").read_text())["model"]
-    state = tg.io.load(run / "model.safetensors")
-    model = tg.gpt.GPT(tg.gpt.GPTConfig(**config)).to(next(iter(state.values())).dtype)
+    text = (run / "config.json").read_text()
+    try:
+        config = tg.gpt.GPTConfig(**json.loads(text)["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"config.json is not as train_gpt.py writes it: {error}") from error
+    state = io.load(run / "model.safetensors")
+    model = tg.gpt.GPT(config).to(next(iter(state.values())).dtype)
     model.load_state_dict(state)
     return model.eval()
 
@@ -45,10 +50,10 @@ def main():
     prompt = tokenizer.encode(args.prompt)
     if not len(prompt):
         parser.error("argument --prompt: must not be empty")
+    parser.use_device(args.device)
     try:
-        tg.set_default_device(args.device)
         model = load(args.run)
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         parser.error(f"{args.run}: {error}")
     ids = tg.Tensor(prompt[None].astype(np.int64))
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}

@@ -8,7 +8,6 @@ Writes runs/NAME/: config.json, metrics.csv, loss.png and model.safetensors, fro
 
 import argparse
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -20,11 +19,13 @@ from pathlib import Path
 import numpy as np
 
 import tinygrad_gpu as tg
+from tinygrad_gpu import io
 from tinygrad_gpu.data import ByteTokenizer, TokenLoader, evaluation_batches
+from tinygrad_gpu.trainer import Trainer
 
 # What a kind of device does in a sensible time: two CPU cores in about two minutes, a GPU in a few.
 DEFAULTS = {
-    "cpu": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 16, "steps": 1500, "lr": 3e-3},
+    "cpu": {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "batch_size": 8, "steps": 3000, "lr": 3e-3},
     "cuda": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "steps": 2000, "lr": 1e-3},
 }
 DTYPES = {"float32": tg.float32, "bfloat16": tg.bfloat16, "float16": tg.float16}
@@ -35,6 +36,13 @@ MOST_OF_A_FILE, MOST_BYTES = 2**17, 2**24  # read of the standard library: a few
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}\n")  # one line, without the usage
+
+    def use_device(self, name):
+        """Make the device the default one, or stop."""
+        try:
+            tg.set_default_device(name)
+        except (ValueError, RuntimeError) as error:
+            self.error(f"argument --device: {error}")
 
 
 def number(kind, low, high, name):
@@ -58,7 +66,7 @@ positive = number(int, 1, math.inf, "a positive integer")
 def parse_arguments():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--data", nargs="+", metavar="FILE", help="text to train on (default: Python's standard library)")
+    add("--data", nargs="+", metavar="FILE", help="text to train on (default: the standard library)")
     add("--name", default="gpt", help="write to runs/NAME, replacing what is there (default: gpt)")
     add("--n-layer", type=positive, help="blocks")
     add("--n-head", type=positive, help="attention heads of a block")
@@ -72,11 +80,9 @@ def parse_arguments():
     add("--device", help="cpu, cuda or cuda:N (default: a GPU where one works)")
     add("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
     args = parser.parse_args()
-    try:
-        tg.set_default_device(args.device)
-    except (ValueError, RuntimeError) as error:
-        parser.error(f"argument --device: {error}")
-    for name, value in DEFAULTS[tg.default_device().partition(":")[0]].items():
+    parser.use_device(args.device)
+    args.device = tg.default_device()
+    for name, value in DEFAULTS[args.device.partition(":")[0]].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     return parser, args
@@ -116,8 +122,8 @@ def given_text(files, context):
     cut = len(text) - max(len(text) // 10, context + 1)
     if cut <= context:
         raise ValueError(
-            f"the text is too short: {len(text)} bytes; it takes {2 * context + 2}, a context of {context} and the byte "
-            f"after it, once to train and once to validate"
+            f"the text is too short: {len(text)} bytes; it takes {2 * context + 2}, a context of {context} and a byte "
+            f"more, once to train and once to validate"
         )
     return text[:cut], text[cut:]
 
@@ -132,14 +138,23 @@ def bigram_loss(train, batches):
     return -np.log(p[seen, following]).mean()
 
 
-def make_optimizer(model, lr):
-    """AdamW, with weight decay on the matrices alone."""
+def make_trainer(args, model, train, eval_batches, metrics):
+    """AdamW, with weight decay on the matrices alone; the rate warms up, then falls as half a cosine."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return tg.optim.AdamW(groups, lr=lr, betas=(0.9, 0.99), max_grad_norm=1.0)
+    return Trainer(
+        model,
+        tg.optim.AdamW(groups, betas=(0.9, 0.99), max_grad_norm=1.0),
+        TokenLoader(train, args.batch_size, args.block_size, seed=args.seed),
+        schedule=lambda step: tg.optim.cosine_with_warmup(step, lr=args.lr, warmup=args.steps // 20, total=args.steps),
+        scaler=tg.optim.GradScaler() if args.dtype == "float16" else None,
+        eval_batches=eval_batches,
+        eval_every=max(args.steps // 10, 1),
+        metrics=metrics,
+    )
 
 
 def draw(history, bigram, path):
@@ -167,54 +182,38 @@ def main():
     parser, args = parse_arguments()
     tokenizer = ByteTokenizer()
     try:
-        config = tg.gpt.GPTConfig(
-            tokenizer.vocab_size, args.block_size, args.n_layer, args.n_head, args.n_embd, dropout=args.dropout
-        )
+        sizes = {name: getattr(args, name) for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout")}
+        config = tg.gpt.GPTConfig(vocab_size=tokenizer.vocab_size, **sizes)
         texts = given_text(args.data, args.block_size) if args.data else standard_library(args.block_size)
         run = Path("runs", args.name)
         run.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+
     train, validation = (tokenizer.encode(text) for text in texts)
+    eval_batches = evaluation_batches(validation, args.batch_size, args.block_size, batches=20)
+    bigram = bigram_loss(train, eval_batches)
     tg.manual_seed(args.seed)
     model = tg.gpt.GPT(config).to(DTYPES[args.dtype])
-    source = ", ".join(args.data or [f"the standard library of Python {platform.python_version()}"])
-    print(f"device      {tg.zeros(1).device}, {args.dtype}")
-    print(f"data        {source}: {len(train):,} bytes to train on, {len(validation):,} to validate")
-    sizes = f"{args.n_layer} layers, {args.n_head} heads, {args.n_embd} wide"
-    print(f"model       {model.num_parameters():,} parameters: {sizes}")
-    print(f"training    {args.steps:,} steps of {args.batch_size} contexts of {args.block_size} bytes, into {run}")
-    (run / "config.json").write_text(
-        json.dumps({"model": dataclasses.asdict(config), "training": vars(args)}, indent=2) + "\n"
-    )
+    source = " ".join(args.data or [f"the standard library of Python {platform.python_version()}"])
+    print(f"device    {args.device}, {args.dtype}")
+    print(f"data      {source}: {len(train):,} bytes to train on, {len(validation):,} to validate")
+    shape = f"{args.n_layer} layers, {args.n_head} heads, {args.n_embd} wide"
+    print(f"model     {shape}: {model.num_parameters():,} parameters")
+    print(f"training  {args.steps:,} steps of {args.batch_size} contexts of {args.block_size} bytes; writing {run}")
+    record = {"model": dataclasses.asdict(config), "training": vars(args)}
+    (run / "config.json").write_text(json.dumps(record, indent=2) + "\n")
 
-    eval_batches = evaluation_batches(validation, args.batch_size, args.block_size, batches=20)
-    optimizer = make_optimizer(model, args.lr)
-    trainer = tg.trainer.Trainer(
-        model,
-        optimizer,
-        TokenLoader(train, args.batch_size, args.block_size, seed=args.seed),
-        schedule=functools.partial(
-            tg.optim.cosine_with_warmup, lr=args.lr, warmup=args.steps // 20, total=args.steps, final=0.1
-        ),
-        scaler=tg.optim.GradScaler() if args.dtype == "float16" else None,
-        eval_batches=eval_batches,
-        eval_every=max(args.steps // 10, 1),
-        metrics=run / "metrics.csv",
-    )
+    trainer = make_trainer(args, model, train, eval_batches, run / "metrics.csv")
     trainer.fit(args.steps)
-
-    tg.io.save(run / "model.safetensors", model.state_dict())
-    bigram = bigram_loss(train, eval_batches)
+    io.save(run / "model.safetensors", model.state_dict())
     draw(trainer.history, bigram, run / "loss.png")
-    print(f"validation loss {trainer.history[-1]['val_loss']:.3f}; of a bigram model of the same bytes {bigram:.3f}")
-    model.eval()
+    print(f"validation loss {trainer.history[-1]['val_loss']:.3f}; a bigram model of the same bytes has {bigram:.3f}")
+
     prompt = tokenizer.encode("\n" if args.data else "def ")
     written = model.generate(tg.Tensor(prompt[None].astype(np.int64)), 400, temperature=0.8, top_k=50, seed=args.seed)
-    print(f"a sample:\n\n{tokenizer.decode(written[0])}\n")
-    print(
-        f"done in {time.perf_counter() - began:.0f} s; to read more: python examples/generate.py {run} --prompt 'def '"
-    )
+    print(f"\n{tokenizer.decode(written[0])}\n")
+    print(f"{time.perf_counter() - began:.0f} s in all; for more: python examples/generate.py {run} --prompt 'def '")
 
 
 if __name__ == "__main__":

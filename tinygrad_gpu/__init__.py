@@ -1,6 +1,6 @@
 """tinygrad_gpu: a small GPU training stack; tensors and autograd on CuPy or NumPy, with explicit backward rules."""
 
-from . import autograd, cuda, gpt, nn, optim, testing
+from . import autograd, cuda, data, gpt, io, nn, optim, testing, trainer
 from . import functional as functional
 from ._version import __version__
 from .autograd import enable_grad, is_grad_enabled, no_grad

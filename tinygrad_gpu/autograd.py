@@ -1,12 +1,14 @@
-"""Reverse-mode differentiation: `Function`, the graph that its calls build, and the walk that takes gradients through it.
+"""Reverse-mode differentiation: `Function`, the graph that its calls build, and the walk that takes gradients back.
 
-A call of an op makes a node (the Function instance, `ctx`), which holds an edge for each input that needs a gradient: to
-the node that made the input, or to the leaf itself. Nodes are numbered as they are made, so walking them in descending
-order meets every consumer before its producers (Griewank and Walther, Evaluating Derivatives, chapter 3). Nodes hold
-arrays, never their output Tensor: nothing here is a reference cycle, and memory goes when the last user lets go.
+A call of an op makes a node (the Function instance, `ctx`), which holds an edge for each input that needs a gradient:
+to the node that made the input, or to the leaf itself. Nodes are numbered as they are made, so walking them in
+descending order meets every consumer before its producers (Griewank and Walther, Evaluating Derivatives, chapter 3).
+Nodes hold arrays, never their output Tensor: nothing here is a reference cycle, and memory goes when the last user
+lets go.
 """
 
 import contextlib
+import inspect
 import itertools
 import threading
 import weakref
@@ -19,6 +21,7 @@ from .dtypes import is_float
 
 class _Mode(threading.local):
     enabled = True  # whether calls are recorded
+    outer = ()  # what `enabled` was around each grad mode that is entered
     spies = ()  # callables that see every Tensor with requires_grad given to an op (recompute.py)
 
 
@@ -29,15 +32,19 @@ _order = itertools.count()
 class _GradMode(contextlib.ContextDecorator):
     enabled: bool
 
-    def __init__(self):
-        self._before = []
-
     def __enter__(self):
-        self._before.append(_mode.enabled)
-        _mode.enabled = self.enabled
+        _mode.outer, _mode.enabled = (*_mode.outer, _mode.enabled), self.enabled
 
     def __exit__(self, *_):
-        _mode.enabled = self._before.pop()
+        *_mode.outer, _mode.enabled = _mode.outer
+
+    def __call__(self, fn):
+        if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}: the body of {fn.__name__} runs after the call returns; use `with {name}()` inside"
+            )
+        return super().__call__(fn)
 
 
 class no_grad(_GradMode):
@@ -88,20 +95,26 @@ def spying(see):
 
 
 class Version:
-    """The changes in place of the memory that a tensor shares with its views: how many (`value`), and whether one of them
-    was recorded in a graph (`recorded`), which the other tensors of that memory know nothing of."""
+    """The changes in place of the memory that a tensor shares with its views: how many (`value`), how many of them were
+    recorded in a graph (`recorded`), of which the other tensors of that memory are no part, and which array the last of
+    these changed (`changed`)."""
 
-    __slots__ = ("recorded", "value")
+    __slots__ = ("changed", "recorded", "value")
 
     def __init__(self):
-        self.value, self.recorded = 0, False
+        self.value, self.recorded, self.changed = 0, 0, None
+
+    def record(self, array):
+        """Count a recorded change, of what `array` covers; gives the new count."""
+        self.recorded, self.changed = self.recorded + 1, array
+        return self.recorded
 
 
 class Place:
     """Where the gradient of one leaf is summed: `array`, and whether it already holds a part of the sum (`filled`).
 
-    A backward rule that asks for it (`ctx.grad_place`) writes `array` with = where `filled` is False, adds into it where
-    it is True, and returns the Place itself as that input's gradient.
+    A backward rule that asks for it (`ctx.grad_place`) writes `array` with = where `filled` is False, adds into it
+    where it is True, and returns the Place itself as that input's gradient.
     """
 
     __slots__ = ("array", "filled")
@@ -121,9 +134,9 @@ class Function:
     """An op with an explicit gradient; a subclass gives `forward` and `backward`, and `apply` calls and records it.
 
     forward(ctx, *arrays, **options) takes the arrays of the Tensors given to `apply` (Python numbers and None pass as
-    they are) and returns an array or a tuple of arrays. backward(ctx, *grads) takes one gradient an output, of its shape
-    and dtype (zeros for an output nobody used; None with `materialize_grads = False`), and returns one an input, a tuple
-    if there are several; None for no gradient. It may not change the arrays it is given. Both may be static methods.
+    they are) and returns an array or a tuple of arrays. backward(ctx, *grads) takes one gradient an output, of its
+    shape and dtype (zeros for an output nobody used; None with `materialize_grads = False`), and returns one an input,
+    a tuple if there are several; None for no gradient. It may not change the arrays it is given. Both may be static.
 
     `ctx.save_for_backward(*arrays)` in forward gives `ctx.saved_arrays` in backward; `ctx.needs_input_grad` says which
     inputs want a gradient. Arrays kept as other attributes of ctx work too, but changes of them in place go unseen.
@@ -145,7 +158,8 @@ class Function:
     tensor([12.])
     """
 
-    __slots__ = ("__weakref__", "_edges", "_hooks", "_order", "_outputs", "_released", "_run", "_saved", "needs_input_grad")
+    __slots__ = ("__weakref__", "_edges", "_hooks", "_order", "_outputs", "_released", "_run", "_saved",
+                 "needs_input_grad")  # fmt: skip
 
     materialize_grads = True
 
@@ -160,7 +174,24 @@ class Function:
         return tuple(a for a, _ in self._saved)
 
     def grad_place(self, i):
-        """In backward: the Place where the gradient of input i is summed if that input is a leaf, else None."""
+        """In backward: the Place where the gradient of input i is summed if that input is a leaf, else None.
+
+        >>> import tinygrad_gpu as tg
+        >>> class Twice(tg.autograd.Function):
+        ...     def forward(ctx, x):
+        ...         return 2 * x
+        ...
+        ...     def backward(ctx, dy):
+        ...         place = ctx.grad_place(0)
+        ...         if place is None or place.filled:
+        ...             return 2 * dy
+        ...         place.array[...] = 2 * dy  # no array between the rule and the leaf
+        ...         return place
+        >>> x = tg.ones(1, requires_grad=True)
+        >>> Twice.apply(x).backward()
+        >>> x.grad
+        tensor([2.])
+        """
         target, _ = self._edges[i] or (None, 0)
         return None if target is None or isinstance(target, Function) else self._run.place(target)
 
@@ -168,18 +199,24 @@ class Function:
     def apply(cls, *inputs, **options):
         """Run the op on Tensors (Python numbers and None pass through), recording it if a gradient may be asked for.
 
-        TypeError where an input is none of these; ValueError where the Tensors are on several devices; RuntimeError
-        where a recorded change in place of the memory of one left it behind.
+        TypeError where an input is none of these, an option is a Tensor (it would get no gradient) or forward gives no
+        array; ValueError where the Tensors are on several devices; RuntimeError where a recorded change in place of the
+        memory of one left it behind.
         """
         Tensor = _tensor.Tensor
         tensors = [t for t in inputs if isinstance(t, Tensor)]
         for t in inputs:
             if not (t is None or isinstance(t, (Tensor, int, float))):
                 raise TypeError(f"{cls.__name__}: inputs must be Tensors, numbers or None, got {type(t).__name__}")
+        for key, option in options.items():
+            if isinstance(option, Tensor):
+                raise TypeError(f"{cls.__name__}: Tensors must be given by position, got one as the option {key}")
         first = tensors[0] if tensors else None
         for t in tensors:
-            if type(t.data) is not type(first.data) or t.device != first.device:
-                raise ValueError(f"{cls.__name__}: all tensors must be on one device, got {first.device} and {t.device}")
+            if t is not first and (type(t.data) is not type(first.data) or t.device != first.device):
+                raise ValueError(
+                    f"{cls.__name__}: all tensors must be on one device, got {first.device} and {t.device}"
+                )
             if _mode.enabled:
                 t._check_current(cls.__name__)
             if t.requires_grad:
@@ -194,21 +231,24 @@ class Function:
         with device.current(first.data) if tensors else contextlib.nullcontext(), np.errstate(all="ignore"):
             results = cls.forward(ctx, *arrays, **options)
         several = isinstance(results, tuple)
-        outputs = []
+        outputs, known = [], list(tensors)
         for i, array in enumerate(results if several else (results,)):
             array = device.as_array(array)
-            source = next((t for t in tensors if array is t.data or _is_view(array, t.data)), None)
+            if not device.is_array(array):
+                raise TypeError(f"{cls.__name__}.forward: must return arrays, got {type(array).__name__}")
+            source = next((t for t in known if array is t.data or _is_view(array, t.data)), None)
             out = Tensor._wrap(array, base=source)
             if recorded and is_float(array.dtype):
-                out.requires_grad, out._node, out._index = True, ctx, i
+                out._requires_grad, out._node, out._index = True, ctx, i
             outputs.append(out)
+            known.append(out)
         if recorded:
             ctx._order = next(_order)
             ctx._edges = tuple(
                 _edge(t) if needed else None for t, needed in zip(inputs, ctx.needs_input_grad, strict=True)
             )
             ctx._outputs = [(out.shape, out.dtype) for out in outputs]
-            ctx._watch([*tensors, *outputs])
+            ctx._watch(known)
         return tuple(outputs) if several else outputs[0]
 
     def _watch(self, tensors):
@@ -225,18 +265,19 @@ class Function:
         name = type(self).__name__
         if self._released:
             raise RuntimeError(
-                f"backward: the graph through {name} was released by an earlier backward; give that one retain_graph=True"
+                f"backward: the graph through {name} was released by an earlier backward; "
+                f"give that one retain_graph=True"
             )
         for i, (a, versions) in enumerate(self._saved):
             if any(version.value != seen for version, seen in versions):
                 raise RuntimeError(
-                    f"backward: an array that {name} saved (number {i}, shape {a.shape}) was changed in place after the "
-                    f"forward pass; use an operation that makes a new tensor, or clone() it first"
+                    f"backward: an array that {name} saved (number {i}, shape {a.shape}) was changed in place after "
+                    f"the forward pass; use an operation that makes a new tensor, or clone() it first"
                 )
 
     def _release(self):
         self._saved, self._edges, self._released, self._hooks = (), (), True, None
-        vars(self).clear()  # what forward kept as attributes
+        getattr(self, "__dict__", {}).clear()  # what forward kept as attributes
 
 
 def _is_view(array, of):
@@ -315,7 +356,11 @@ class _Run:
 
     def wants(self, edge):
         """Whether a gradient must be computed for what an edge leads to."""
-        return edge is not None and (self.targets is None or self._is_target(edge) or id(edge[0]) in self.wanted)
+        if edge is None:
+            return False
+        if self.targets is None:  # a leaf may have been frozen since
+            return isinstance(edge[0], Function) or edge[0].requires_grad
+        return self._is_target(edge) or id(edge[0]) in self.wanted
 
     def place(self, leaf):
         """The Place of a leaf in this run, made when first asked for."""
@@ -330,15 +375,16 @@ class _Run:
         target, index = edge
         if isinstance(g, Place):
             g.filled = True
-        elif g is None:
             return
-        elif not isinstance(target, Function):
-            _check_shape(g, target.shape, name)
-            self.place(target).add(g)
-        else:
-            shape, dtype = target._outputs[index]
-            _check_shape(g, shape, name)
-            g = device.as_array(g)
+        if g is None:
+            return
+        g = device.as_array(g)
+        shape, dtype = target._outputs[index] if isinstance(target, Function) else (target.shape, None)
+        _check_grad(g, shape, name)
+        with device.current(g):
+            if dtype is None:
+                self.place(target).add(g)
+                return
             g = g if g.dtype == dtype else g.astype(dtype)
             sums = self.sums.setdefault(id(target), [None] * len(target._outputs))
             if sums[index] is None:
@@ -353,10 +399,12 @@ class _Run:
         if self.leaves[id(leaf)] or place is None or not place.filled:
             return
         if self.targets is None:
-            leaf._take_grad(place)
+            with device.current(place.array):
+                leaf._take_grad(place)
         elif (id(leaf), 0) in self.targets:
             self.found[id(leaf), 0] = place.array
 
+    @np.errstate(all="ignore")
     def execute(self, roots, starts, retain_graph):
         """Check the whole graph, then walk it from `roots` with their gradients `starts`."""
         for node in self.nodes:
@@ -400,21 +448,24 @@ class _Run:
         node.needs_input_grad = tuple(self.wants(e) for e in node._edges)
         node._run = self
         try:
-            with np.errstate(all="ignore"):
-                results = type(node).backward(node, *grads)
+            results = type(node).backward(node, *grads)
         finally:
             node._run = None
         results = results if isinstance(results, tuple) else (results,)
         if len(results) != len(node._edges):
-            raise RuntimeError(f"{name}.backward: must return {len(node._edges)} gradients, one an input, got {len(results)}")
+            raise RuntimeError(
+                f"{name}.backward: must return {len(node._edges)} gradients, one an input, got {len(results)}"
+            )
         for edge, g in zip(node._edges, results, strict=True):
             if self.wants(edge):
                 self.deliver(edge, g, name)
 
 
-def _check_shape(g, shape, name):
-    if tuple(g.shape) != tuple(shape):
-        raise RuntimeError(f"{name}.backward: the gradient of an input of shape {tuple(shape)} has shape {tuple(g.shape)}")
+def _check_grad(g, shape, name):
+    if not device.is_array(g):
+        raise TypeError(f"{name}.backward: must return arrays or None, got {type(g).__name__}")
+    if g.shape != shape:
+        raise RuntimeError(f"{name}.backward: the gradient of an input of shape {shape} has shape {g.shape}")
 
 
 class OutputHooks:
@@ -422,31 +473,44 @@ class OutputHooks:
 
     def __init__(self):
         self.functions = {}
-        self.retaining = []  # weak references: a node never holds its output
-
-    def add(self, fn):
-        key = object()
-        self.functions[key] = fn
-        return lambda: self.functions.pop(key, None)
+        self.retaining = {}  # id of a Tensor: a weak reference, since a node never holds its output
 
     def run(self, g):
-        for fn in list(self.functions.values()):
-            g = call_hook(fn, g)
-        for ref in self.retaining:
+        g = call_hooks(self.functions, g)
+        for ref in self.retaining.values():
             tensor = ref()
             if tensor is not None:
                 tensor._add_retained(g)
         return g
 
 
-def call_hook(fn, g):
-    """fn on the gradient array g: what it returns takes the place of g, None leaves it."""
-    result = fn(_tensor.Tensor._wrap(g))
-    if result is None:
-        return g
-    if not isinstance(result, _tensor.Tensor) or result.shape != g.shape:
-        raise RuntimeError(f"register_hook: the hook must return None or a Tensor of shape {g.shape}, got {result!r}")
-    return result.data.astype(g.dtype, copy=False)
+def add_hook(hooks, fn):
+    """Add fn to the dict `hooks`; gives the function that removes it again."""
+    key = object()
+    hooks[key] = fn
+
+    def remove():
+        hooks.pop(key, None)
+
+    return remove
+
+
+def call_hooks(hooks, g):
+    """The gradient array g after the functions in `hooks`, in their order: what one returns takes its place."""
+    Tensor = _tensor.Tensor
+    for fn in list(hooks.values()):
+        new = fn(Tensor._wrap(g))
+        if new is None:
+            continue
+        if not isinstance(new, Tensor):
+            raise TypeError(f"register_hook: the hook must return None or a Tensor, got {type(new).__name__}")
+        if new.shape != g.shape or new.device != device.of(g):
+            raise ValueError(
+                f"register_hook: the hook must return shape {g.shape} on {device.of(g)}, "
+                f"got {new.shape} on {new.device}"
+            )
+        g = new.data.astype(g.dtype, copy=False)
+    return g
 
 
 def hooks_of(tensor) -> OutputHooks:
@@ -458,7 +522,17 @@ def hooks_of(tensor) -> OutputHooks:
 
 
 def retain(tensor):
-    hooks_of(tensor).retaining.append(weakref.ref(tensor))
+    """Let a Tensor that an op made keep its gradient in `.grad`."""
+    hooks_of(tensor).retaining[id(tensor)] = weakref.ref(tensor)
+
+
+def take_over(tensor, result):
+    """Give `tensor`, just changed in place, the part of `result` in the graph; `retain_grad` goes with the tensor."""
+    hooks = tensor._node and (tensor._node._hooks or {}).get(tensor._index)
+    retained = hooks and hooks.retaining.pop(id(tensor), None)
+    tensor._requires_grad, tensor._node, tensor._index = result._requires_grad, result._node, result._index
+    if retained:
+        retain(tensor)
 
 
 def _start(name, outputs, gradients):
@@ -467,9 +541,12 @@ def _start(name, outputs, gradients):
     for out, g in zip(outputs, gradients, strict=True):
         if not out.requires_grad:
             raise RuntimeError(f"{name}: the tensor does not require a gradient and has no graph")
+        out._check_current(name)
         if g is None:
             if out.size != 1:
-                raise RuntimeError(f"{name}: a gradient is needed for an output of shape {out.shape}; only one element has a default")
+                raise RuntimeError(
+                    f"{name}: a gradient is needed for an output of shape {out.shape}; only one element has a default"
+                )
             starts.append(device.array_module(out.data).ones(out.shape, out.dtype))
             continue
         if not isinstance(g, _tensor.Tensor):
@@ -490,11 +567,12 @@ def backward(tensor, gradient=None, retain_graph=False):
 
 
 def grad(outputs, inputs, grad_outputs=None, retain_graph=False):
-    """The gradients of `outputs` with respect to `inputs`, as a tuple of Tensors; no `.grad` changes.
+    """The gradients of `outputs` with respect to `inputs`, as a tuple of Tensors; no leaf's `.grad` changes.
 
-    outputs, inputs: a Tensor or a sequence of them; inputs may be leaves or results. grad_outputs: one Tensor an output,
-    of its shape; None (or left out) means 1 for an output of one element. An input on which no output depends gets None.
-    Errors: TypeError for what is no Tensor; RuntimeError for one that requires no gradient or a graph already released.
+    outputs, inputs: a Tensor or a list or tuple of them; inputs may be leaves or results. grad_outputs: one Tensor an
+    output, of its shape; None (or left out) means 1 for an output of one element. An input on which no output depends
+    gets None. Hooks run. TypeError for what is no Tensor; ValueError for another number or shape of gradients;
+    RuntimeError for a tensor that requires no gradient, or a graph already released.
 
     >>> import tinygrad_gpu as tg
     >>> x = tg.Tensor([3.0], requires_grad=True)
@@ -502,20 +580,23 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=False):
     (tensor([6.]),)
     """
     Tensor = _tensor.Tensor
-    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    given = (grad_outputs,) if grad_outputs is None or isinstance(grad_outputs, Tensor) else tuple(grad_outputs)
+    outputs, inputs, given = (x if isinstance(x, (tuple, list)) else (x,) for x in (outputs, inputs, grad_outputs))
+    if not outputs:
+        raise ValueError("grad: needs at least one output, got none")
     for t in (*outputs, *inputs):
         if not isinstance(t, Tensor):
             raise TypeError(f"grad: outputs and inputs must be Tensors, got {type(t).__name__}")
         if not t.requires_grad:
             raise RuntimeError("grad: every output and input must require a gradient")
-    if given == (None,):
+    if grad_outputs is None:
         given = (None,) * len(outputs)
     if len(given) != len(outputs):
         raise ValueError(f"grad: grad_outputs must have one entry an output ({len(outputs)}), got {len(given)}")
     arrays = gradients(outputs, inputs, _start("grad", outputs, given), retain_graph)
-    return tuple(None if a is None else Tensor._wrap(a.copy()) for a in arrays)
+    return tuple(
+        None if g is None else Tensor._wrap(call_hooks(t._hooks or {}, g).copy())
+        for t, g in zip(inputs, arrays, strict=True)
+    )
 
 
 def gradients(outputs, inputs, starts, retain_graph=False, stop=False, places=()):

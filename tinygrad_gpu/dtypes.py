@@ -32,12 +32,17 @@ def accumulator(dtype) -> np.dtype:
 def as_dtype(dtype, name: str) -> np.dtype:
     """`dtype` as one of ours; TypeError, with the caller's `name`, for any other."""
     try:
-        found = np.dtype(dtype)
+        found = None if dtype is None else np.dtype(dtype)  # None is float64 to NumPy
     except TypeError:
         found = None
-    if found not in ALL:
+    if found is None or found not in ALL:
         raise TypeError(f"{name}: dtype must be one of {', '.join(d.name for d in ALL)}, got {dtype!r}")
     return found
+
+
+def holds(dtype, other) -> bool:
+    """Whether `dtype` takes values of the dtype `other` in place: integers take no floats, bools take bools alone."""
+    return _CATEGORY[other] <= _CATEGORY[dtype]
 
 
 def _pair(a, b):

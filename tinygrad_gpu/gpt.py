@@ -1,7 +1,10 @@
-"""GPT (GPT-2's architecture: Radford et al., Language models are unsupervised multitask learners, 2019), and generation."""
+"""GPT (GPT-2's architecture: Radford et al., Language models are unsupervised multitask learners, 2019), and
+generation."""
 
 import dataclasses
 import math
+
+import numpy as np
 
 from . import creation, nn, random
 from . import functional as F
@@ -33,8 +36,9 @@ class GPTConfig:
     def __post_init__(self):
         sizes = {name: getattr(self, name) for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")}
         nn._check_sizes("GPTConfig", **sizes)
-        if self.n_embd % self.n_head:
-            raise ValueError(f"GPTConfig: n_embd must be a multiple of n_head, got {self.n_embd} and {self.n_head}")
+        nn._check_heads("GPTConfig", self.n_embd, self.n_head, self.n_kv_head)
+        nn._check_activation("GPTConfig", self.activation)
+        F.check_probability("GPTConfig: dropout", self.dropout)
 
 
 class GPT(nn.Module):
@@ -72,7 +76,9 @@ class GPT(nn.Module):
 
     def forward(self, ids, targets=None, caches=None):
         if not isinstance(ids, Tensor) or ids.ndim != 2:
-            raise ValueError(f"GPT: ids must be a Tensor of shape (B, T), got {getattr(ids, 'shape', type(ids).__name__)}")
+            raise ValueError(
+                f"GPT: ids must be a Tensor of shape (B, T), got {getattr(ids, 'shape', type(ids).__name__)}"
+            )
         past = caches[0].length if caches else 0
         end = past + ids.shape[1]
         if end > self.config.block_size:
@@ -88,10 +94,11 @@ class GPT(nn.Module):
     def generate(self, ids, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, seed=None):
         """ids (B, T) followed by max_new_tokens sampled ones, (B, T + max_new_tokens).
 
-        Each is drawn from softmax(logits / temperature), restricted to the top_k most likely tokens and to the fewest that
-        together have probability top_p (nucleus sampling, arXiv:1904.09751); temperature 0 takes the most likely. The same
-        seed gives the same tokens; None draws from the generator of `tg.manual_seed`. The model sees the last block_size
-        tokens; up to there keys and values are cached. ValueError for options out of range or an empty prompt.
+        Each is drawn from softmax(logits / temperature), restricted to the top_k most likely tokens and to the fewest
+        that together have probability top_p (nucleus sampling, arXiv:1904.09751); temperature 0 takes the most likely.
+        The same seed gives the same tokens; None draws from the generator of `tg.manual_seed`. The model sees the last
+        block_size tokens; up to there keys and values are cached. ValueError for options out of range, an empty prompt,
+        or logits that are NaN or infinite; TypeError for options that are no numbers.
 
         >>> import tinygrad_gpu as tg
         >>> model = tg.gpt.GPT(tg.gpt.GPTConfig(vocab_size=10, block_size=8, n_layer=1, n_head=2, n_embd=16))
@@ -100,16 +107,9 @@ class GPT(nn.Module):
         """
         if not isinstance(ids, Tensor) or ids.ndim != 2 or 0 in ids.shape:
             raise ValueError(f"generate: ids must be a Tensor of shape (B, T), T > 0, got {getattr(ids, 'shape', ids)}")
-        if max_new_tokens < 0:
-            raise ValueError(f"generate: max_new_tokens must not be negative, got {max_new_tokens}")
-        if not temperature >= 0 or not math.isfinite(temperature):
-            raise ValueError(f"generate: temperature must be a finite number of at least 0, got {temperature}")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"generate: top_k must be at least 1, got {top_k}")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"generate: top_p must be in (0, 1], got {top_p}")
+        _check_sampling(max_new_tokens, temperature, top_k, top_p)
         generator = random.default_generator if seed is None else random.Generator(seed)
-        size, training = self.config.block_size, self.training
+        size, modes = self.config.block_size, [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             with no_grad(), current(ids.data):
@@ -123,18 +123,42 @@ class GPT(nn.Module):
                     new = sample(logits, temperature, top_k, top_p, generator.next_draw())
                     ids = concat([ids, new.to(ids.dtype)], axis=1)
         finally:
-            self.train(training)
+            for module, training in modes:
+                module.training = training
         return ids
 
 
+def _check_sampling(max_new_tokens, temperature, top_k, top_p):
+    for what, n, least in (("max_new_tokens", max_new_tokens, 0), ("top_k", 1 if top_k is None else top_k, 1)):
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"generate: {what} must be an int, got {n!r}")
+        if n < least:
+            raise ValueError(f"generate: {what} must be at least {least}, got {n}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"generate: temperature must be a finite number of at least 0, got {temperature}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"generate: top_p must be in (0, 1], got {top_p}")
+
+
 def sample(logits, temperature, top_k, top_p, drawn):
-    """Token ids (B, 1), drawn from logits (B, V) by inverting the distribution function at a random number each."""
-    xp, z = array_module(logits.data), logits.data.astype("float32")
+    """Token ids (B, 1), drawn from logits (B, V) by inverting the distribution function at a random number each.
+
+    The options are those of `GPT.generate`; drawn is the (seed, draw) of the random numbers.
+
+    >>> import tinygrad_gpu as tg
+    >>> from tinygrad_gpu.gpt import sample
+    >>> sample(tg.Tensor([[0.0, 50.0, 0.0]]), temperature=1.0, top_k=None, top_p=None, drawn=(0, 0))
+    tensor([[1]])
+    """
+    xp, z = array_module(logits.data), logits.data.astype("float64")
+    if not bool(xp.isfinite(z.max(axis=1)).all()):
+        raise ValueError("generate: the model's logits must be finite numbers, got NaN or infinity")
     if temperature == 0:
         return logits.argmax(axis=1, keepdims=True)
     order = xp.argsort(-z, axis=1, kind="stable")
     z = xp.take_along_axis(z, order, axis=1)
-    p = xp.exp((z - z[:, :1]) / temperature)
+    with np.errstate(over="ignore"):  # a temperature near 0 makes -inf, and of that a probability 0
+        p = xp.exp((z - z[:, :1]) / temperature)
     if top_k is not None:
         p[:, top_k:] = 0
     p /= p.sum(axis=1, keepdims=True)
@@ -142,5 +166,7 @@ def sample(logits, temperature, top_k, top_p, drawn):
         p[xp.cumsum(p, axis=1) - p >= top_p] = 0
     reached = xp.cumsum(p, axis=1)
     u = random.uniform(xp, len(z), z.dtype, drawn)[:, None]
-    index = xp.minimum((reached <= u * reached[:, -1:]).sum(axis=1, keepdims=True), (p > 0).sum(axis=1, keepdims=True) - 1)
+    index = xp.minimum(
+        (reached <= u * reached[:, -1:]).sum(axis=1, keepdims=True), (p > 0).sum(axis=1, keepdims=True) - 1
+    )
     return Tensor._wrap(xp.take_along_axis(order, index, axis=1))

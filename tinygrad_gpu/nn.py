@@ -4,13 +4,13 @@ import math
 
 from . import creation, dtypes
 from . import functional as F
-from .device import current
+from .device import current, is_array
 from .tensor import Tensor
 
 
 class Parameter(Tensor):
-    """A Tensor that a Module trains. Its gradient is float32 even where it is a half type (PyTorch's has the parameter's
-    dtype): a sum over a batch is not rounded to half before the optimiser sees it.
+    """A Tensor that a Module trains. Its gradient is float32 even where it is a half type (PyTorch's has the
+    parameter's dtype): a sum over a batch is not rounded to half before the optimiser sees it.
 
     >>> import tinygrad_gpu as tg
     >>> tg.nn.Parameter(tg.zeros(2, dtype=tg.bfloat16)).requires_grad
@@ -115,7 +115,8 @@ class Module:
     def load_state_dict(self, state):
         """Copy values (Tensors or arrays) by dotted path into the Parameters, in their dtype and on their device.
 
-        ValueError, before anything is copied, where a path is missing or unknown or a shape differs.
+        Before anything is copied: ValueError where a path is missing or unknown or a shape differs, TypeError for a
+        value that is neither Tensor nor array of numbers.
 
         >>> import tinygrad_gpu as tg
         >>> layer = tg.nn.Linear(1, 1, bias=False)
@@ -128,8 +129,13 @@ class Module:
         if missing or unknown:
             raise ValueError(f"load_state_dict: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
         for name, tensor in own.items():
-            if tuple(state[name].shape) != tensor.shape:
-                raise ValueError(f"load_state_dict: {name} must have shape {tensor.shape}, got {tuple(state[name].shape)}")
+            value = state[name]
+            if not isinstance(value, Tensor):
+                if not is_array(value):
+                    raise TypeError(f"load_state_dict: {name} must be a Tensor or an array, got {type(value).__name__}")
+                dtypes.as_dtype(value.dtype, f"load_state_dict: {name}")
+            if value.shape != tensor.shape:
+                raise ValueError(f"load_state_dict: {name} must have shape {tensor.shape}, got {value.shape}")
         for name, tensor in own.items():
             tensor[...] = Tensor(state[name], dtype=tensor.dtype, device=tensor.device)
 
@@ -156,7 +162,8 @@ class Module:
     def to(self, target):
         """Move every Parameter to a device ("cuda") or cast it to a floating dtype (tg.bfloat16); gives the module.
 
-        Call it before an optimiser is made: an optimiser keeps the parameters in a buffer of its own. Gradients are dropped.
+        Call it before an optimiser is made: an optimiser keeps the parameters in a buffer of its own. A Parameter that
+        moves loses its gradient; one that is there already is left as it is.
 
         >>> import tinygrad_gpu as tg
         >>> tg.nn.Linear(1, 1).to(tg.float16).weight.dtype == tg.float16
@@ -167,7 +174,9 @@ class Module:
             if not dtypes.is_float(dtype):
                 raise TypeError(f"to: parameters need a floating dtype, got {dtype}")
         for p in self.parameters():
-            p.data, p._grad, p._home = p.detach().to(target).data, None, None
+            moved = p.detach().to(target).data
+            if moved is not p.data:
+                p.data, p._home, p.grad = moved, None, None
         return self
 
     def zero_grad(self):
@@ -201,7 +210,8 @@ class ModuleList(Module):
                 raise TypeError(f"{type(self).__name__}: expected Modules, got {type(m).__name__}")
 
     def _members(self):
-        return ((str(i), m) for i, m in enumerate(self._modules))
+        yield from super()._members()  # what a subclass sets besides
+        yield from ((str(i), m) for i, m in enumerate(self._modules))
 
     def append(self, module):
         """Add a Module at the end.
@@ -249,6 +259,17 @@ def _check_sizes(name, **sizes):
             raise TypeError(f"{name}: {what} must be an int, got {n!r}")
         if n < 1:
             raise ValueError(f"{name}: {what} must be at least 1, got {n}")
+
+
+def _check_heads(name, n_embd, n_head, n_kv_head):
+    """The number of heads of keys and values: n_head where it is None."""
+    n_kv_head = n_head if n_kv_head is None else n_kv_head
+    _check_sizes(name, n_embd=n_embd, n_head=n_head, n_kv_head=n_kv_head)
+    if n_embd % n_head:
+        raise ValueError(f"{name}: n_embd must be a multiple of n_head, got {n_embd} and {n_head}")
+    if n_head % n_kv_head:
+        raise ValueError(f"{name}: n_head must be a multiple of n_kv_head, got {n_head} and {n_kv_head}")
+    return n_kv_head
 
 
 class Linear(Module):
@@ -364,14 +385,33 @@ class ReLU(Module):
 
 
 class KeyValueCache:
-    """The keys and values of the positions that one attention layer has seen, (B, Hkv, up to `capacity`, D) each."""
+    """The keys and values of the positions that one attention layer has seen, (B, Hkv, up to `capacity`, D) each.
+
+    It holds no graph: RuntimeError for keys that require a gradient. ValueError for more positions than fit.
+
+    >>> import tinygrad_gpu as tg
+    >>> layer, cache = tg.nn.CausalSelfAttention(8, 2), tg.nn.KeyValueCache(3)
+    >>> with tg.no_grad():
+    ...     _ = layer(tg.ones(1, 2, 8), cache)
+    >>> cache.length
+    2
+    """
 
     def __init__(self, capacity):
         self.capacity, self.length = capacity, 0
         self.k = self.v = None
 
     def append(self, k, v):
-        """Add those of new positions; gives all so far."""
+        """Add those of new positions, (B, Hkv, T, D); gives all so far.
+
+        >>> import tinygrad_gpu as tg
+        >>> cache = tg.nn.KeyValueCache(3)
+        >>> k, v = cache.append(tg.zeros(1, 1, 2, 4), tg.ones(1, 1, 2, 4))
+        >>> v.shape
+        (1, 1, 2, 4)
+        """
+        if k.requires_grad or v.requires_grad:
+            raise RuntimeError("KeyValueCache: gradients would be lost in it; use it under no_grad()")
         if self.k is None:
             b, h, _, d = k.shape
             self.k, self.v = (creation.zeros(b, h, self.capacity, d, dtype=k.dtype, device=k.device) for _ in range(2))
@@ -385,11 +425,12 @@ class KeyValueCache:
 
 
 class CausalSelfAttention(Module):
-    """Multi-head attention of a sequence to its own past (arXiv:1706.03762, section 3.2.2): x (B, T, C) gives (B, T, C).
+    """Multi-head attention of a sequence to its own past (arXiv:1706.03762, section 3.2.2): x (B, T, C) gives (B, T,
+    C).
 
     n_head query heads share n_kv_head heads of keys and values (n_head by default; arXiv:2305.13245). `c_attn` makes
-    queries, keys and values in one product. `cache`, a KeyValueCache, holds the past of x for generation, without a graph.
-    ValueError where the heads do not divide n_embd, or n_kv_head does not divide n_head.
+    queries, keys and values in one product. `cache`, a KeyValueCache, holds the past of x for generation, without a
+    graph. ValueError where the heads do not divide n_embd, or n_kv_head does not divide n_head.
 
     >>> import tinygrad_gpu as tg
     >>> tg.nn.CausalSelfAttention(8, 2)(tg.ones(1, 3, 8)).shape
@@ -397,20 +438,18 @@ class CausalSelfAttention(Module):
     """
 
     def __init__(self, n_embd, n_head, n_kv_head=None, dropout=0.0, bias=True):
-        n_kv_head = n_head if n_kv_head is None else n_kv_head
-        _check_sizes("CausalSelfAttention", n_embd=n_embd, n_head=n_head, n_kv_head=n_kv_head)
-        if n_embd % n_head:
-            raise ValueError(f"CausalSelfAttention: n_embd must be a multiple of n_head, got {n_embd} and {n_head}")
-        if n_head % n_kv_head:
-            raise ValueError(f"CausalSelfAttention: n_head must be a multiple of n_kv_head, got {n_head} and {n_kv_head}")
-        self.heads = n_head, n_kv_head, n_kv_head
-        self.c_attn = Linear(n_embd, n_embd // n_head * sum(self.heads), bias)
+        n_kv_head = _check_heads("CausalSelfAttention", n_embd, n_head, n_kv_head)
+        self.heads, self.head_width = (n_head, n_kv_head, n_kv_head), n_embd // n_head
+        self.c_attn = Linear(n_embd, self.head_width * sum(self.heads), bias)
         self.c_proj = Linear(n_embd, n_embd, bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x, cache=None):
+        width = self.heads[0] * self.head_width
+        if x.ndim != 3 or x.shape[2] != width:
+            raise ValueError(f"CausalSelfAttention: x must have shape (B, T, C) = (B, T, {width}), got {x.shape}")
         b, t, c = x.shape
-        heads = self.c_attn(x).reshape(b, t, sum(self.heads), -1).transpose(1, 2)
+        heads = self.c_attn(x).reshape(b, t, sum(self.heads), self.head_width).transpose(1, 2)
         q, k, v = heads.split(self.heads, axis=1)
         if cache is not None:
             k, v = cache.append(k, v)
@@ -422,11 +461,16 @@ class CausalSelfAttention(Module):
 _ACTIVATIONS = {"gelu_tanh": lambda x: F.gelu(x, "tanh"), "gelu": F.gelu, "relu": F.relu, "swiglu": F.silu}
 
 
+def _check_activation(name, activation):
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"{name}: activation must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
+
+
 class MLP(Module):
     """The feed-forward half of a block: c_proj(act(c_fc(x))), or with "swiglu" c_proj(silu(c_gate(x)) * c_fc(x)).
 
-    The width inside is 4 n_embd; with "swiglu" 2/3 of that, up to a multiple of 8, so that three matrices hold what two do
-    otherwise (arXiv:2002.05202). ValueError for another activation.
+    The width inside is 4 n_embd; with "swiglu" 2/3 of that, up to a multiple of 8, so that three matrices hold what two
+    do otherwise (arXiv:2002.05202). ValueError for another activation.
 
     >>> import tinygrad_gpu as tg
     >>> tg.nn.MLP(8, activation="swiglu")(tg.ones(1, 8)).shape
@@ -435,8 +479,7 @@ class MLP(Module):
 
     def __init__(self, n_embd, activation="gelu_tanh", dropout=0.0, bias=True):
         _check_sizes("MLP", n_embd=n_embd)
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"MLP: activation must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
+        _check_activation("MLP", activation)
         self.activation = activation
         gated = activation == "swiglu"
         width = -(-8 * n_embd // 24) * 8 if gated else 4 * n_embd
@@ -454,8 +497,8 @@ class MLP(Module):
 class Block(Module):
     """A Transformer block: attention, then MLP, each with a residual and a layer norm; x (B, T, C) gives (B, T, C).
 
-    norm_first (arXiv:2002.04745, GPT-2): x += attn(norm(x)); x += mlp(norm(x)). Otherwise, as in the original Transformer:
-    x = norm(x + attn(x)); x = norm(x + mlp(x)).
+    norm_first (arXiv:2002.04745, GPT-2): x += attn(norm(x)); x += mlp(norm(x)). Otherwise, as in the original
+    Transformer: x = norm(x + attn(x)); x = norm(x + mlp(x)).
 
     >>> import tinygrad_gpu as tg
     >>> tg.nn.Block(8, 2, norm_first=False, activation="relu")(tg.ones(1, 3, 8)).shape

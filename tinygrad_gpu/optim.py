@@ -1,7 +1,7 @@
 """Optimisers over flat buffers, gradient clipping, loss scaling, and learning-rate schedules.
 
-All parameters of one dtype, device and group lie in one buffer, and so do their gradients and moments: a step is one pass,
-the norm one reduction, and a low-precision parameter is a rounded copy of a float32 master.
+All parameters of one dtype, device and group lie in one buffer, and so do their gradients and moments: a step is one
+pass, the norm one reduction, and a low-precision parameter is a rounded copy of a float32 master.
 """
 
 import itertools
@@ -17,7 +17,7 @@ _ALIGNMENT = 128  # elements: every parameter starts at a multiple of 256 bytes,
 
 
 class _Bucket:
-    """The parameters of one group, dtype and device, moved into one flat buffer; `slots` names the state kept for each."""
+    """The parameters of one group, dtype and device, in one flat buffer; `slots` names the state kept for each."""
 
     def __init__(self, params, group, slots):
         self.params, self.group = params, group
@@ -41,7 +41,7 @@ class _Bucket:
             p._home = self.grads[part].reshape(p.shape)
             if p._grad is not None:
                 p._home[...] = p._grad
-                p._grad = p._home
+                p._grad, p._grad_version = p._home, None
             self.views.append(p.data)
             self.versions.append(p._version.value)
 
@@ -50,12 +50,19 @@ class _Bucket:
         for i, (p, view, part) in enumerate(zip(self.params, self.views, self.parts, strict=True)):
             if p.data is not view:
                 raise RuntimeError(
-                    f"step: a parameter of shape {p.shape} was moved or cast after the optimiser took it; "
-                    f"make the optimiser after model.to(...), and one optimiser a parameter"
+                    f"optimizer: a parameter of shape {p.shape} was moved or cast after the optimiser took it, or was "
+                    f"taken by another; make the optimiser after model.to(...), and only one for a parameter"
                 )
             if p._version.value != self.versions[i]:
-                self.masters[part] = p.data.ravel()
+                new = self.weights[part]
+                if self.masters is not self.weights:  # a value that is the master's rounding is no change of it
+                    new = self.xp.where(new == self.masters[part].astype(new.dtype), self.masters[part], new)
+                self.masters[part] = new
                 self.versions[i] = p._version.value
+
+    def kept(self):
+        """Name to flat array of all that the next step depends on besides the parameters."""
+        return self.state if self.masters is self.weights else {**self.state, "master": self.masters}
 
     def runs(self):
         """(slice, step count so far, indices) of neighbours that have a gradient and took the same number of steps."""
@@ -76,7 +83,12 @@ class _Bucket:
 
 
 class Optimizer:
-    """What AdamW and SGD share: groups, buckets, the norm, skipped steps, the state. A subclass gives `_update`."""
+    """What AdamW and SGD share: groups, buckets, the norm, skipped steps, the state. A subclass gives `_update`.
+
+    >>> import tinygrad_gpu as tg
+    >>> isinstance(tg.optim.SGD([tg.nn.Parameter(tg.ones(1))], lr=0.1), tg.optim.Optimizer)
+    True
+    """
 
     _slots = ()
 
@@ -110,11 +122,21 @@ class Optimizer:
     @lr.setter
     def lr(self, value):
         for group in self.param_groups:
+            self._check(type(self).__name__, {**group, "lr": value})
             group["lr"] = value
 
     def zero_grad(self):
         """Set the `.grad` of every parameter to None: a parameter that no backward reaches before the next step is left
-        alone by it, decay included."""
+        alone by it, decay included.
+
+        >>> import tinygrad_gpu as tg
+        >>> w = tg.nn.Parameter(tg.ones(1))
+        >>> optimizer = tg.optim.SGD([w], lr=0.5)
+        >>> w.sum().backward()
+        >>> optimizer.zero_grad()
+        >>> w.grad is None
+        True
+        """
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
@@ -122,18 +144,31 @@ class Optimizer:
     def step(self, grad_scale=1.0):
         """Update every parameter that has a gradient; gives whether it did.
 
-        grad_scale: what the loss was multiplied by; gradients are divided by it, and clipped to max_grad_norm if that is
-        set, without changing `.grad`. Where their norm is not finite nothing changes and `skipped_steps` counts it.
-        RuntimeError where a parameter was moved, or was frozen when the optimiser was made and now has a gradient.
+        grad_scale: what the loss was multiplied by; gradients are divided by it, and clipped to max_grad_norm if that
+        is set, without changing `.grad`. Where their norm is not finite nothing changes and `skipped_steps` counts it.
+        RuntimeError where a parameter was moved, or was frozen when the optimiser was made and now has a gradient;
+        ValueError for a grad_scale that is not positive.
+
+        >>> import tinygrad_gpu as tg
+        >>> w = tg.nn.Parameter(tg.ones(1))
+        >>> optimizer = tg.optim.SGD([w], lr=0.5)
+        >>> optimizer.step()  # no gradient: nothing to update
+        True
+        >>> (1024 * w.sum()).backward()
+        >>> optimizer.step(grad_scale=1024.0)
+        True
+        >>> w.item()
+        0.5
         """
+        if not 0 < grad_scale < math.inf:
+            raise ValueError(f"step: grad_scale must be a positive number, got {grad_scale}")
         if any(p._grad is not None for p in self._frozen):
-            raise RuntimeError("step: a parameter that was frozen when the optimiser was made has a gradient now; make a new one")
+            raise RuntimeError(
+                "step: a parameter that was frozen when the optimiser was made has a gradient now; make a new one"
+            )
         for bucket in self._buckets:
             bucket.refresh()
-        total = sum(
-            float(adamw.square_sum(bucket.xp, bucket.grads[part])) for bucket in self._buckets for part, _, _ in bucket.runs()
-        )
-        self.grad_norm = math.sqrt(total) / grad_scale
+        self.grad_norm = _norm(b.grads[part] for b in self._buckets for part, _, _ in b.runs()) / grad_scale
         if not math.isfinite(self.grad_norm):
             self.skipped_steps += 1
             return False
@@ -147,63 +182,84 @@ class Optimizer:
         return True
 
     def state_dict(self):
-        """Steps, options and per-parameter state (Tensors), laid out as PyTorch's: parameters are numbered over all groups.
+        """Steps, options and per-parameter state (Tensors), laid out as PyTorch's: parameters numbered over all groups.
 
         For a half parameter "master" is its float32 value; step counts are ints.
+
+        >>> import tinygrad_gpu as tg
+        >>> w = tg.nn.Parameter(tg.ones(1))
+        >>> optimizer = tg.optim.AdamW([w])
+        >>> sorted(optimizer.state_dict()["state"][0])
+        ['exp_avg', 'exp_avg_sq', 'step']
         """
-        number = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         state = {}
-        for bucket in self._buckets:
-            kept = dict(bucket.state) if bucket.masters is bucket.weights else {**bucket.state, "master": bucket.masters}
-            for i, (p, part) in enumerate(zip(bucket.params, bucket.parts, strict=True)):
-                arrays = {name: Tensor._wrap(flat[part].reshape(p.shape).copy()) for name, flat in kept.items()}
-                state[number[id(p)]] = {"step": bucket.steps[i], **arrays}
-        groups = [
-            {**{k: v for k, v in group.items() if k != "params"}, "params": [number[id(p)] for p in group["params"]]}
-            for group in self.param_groups
-        ]
+        for number, bucket, i in self._numbered():
+            p, part = bucket.params[i], bucket.parts[i]
+            with device.current(p.data):
+                arrays = {name: flat[part].reshape(p.shape).copy() for name, flat in bucket.kept().items()}
+            state[number] = {"step": bucket.steps[i], **{name: Tensor._wrap(a) for name, a in arrays.items()}}
+        numbers = itertools.count()
+        groups = [{**group, "params": [next(numbers) for _ in group["params"]]} for group in self.param_groups]
         return {"steps": self.steps, "skipped_steps": self.skipped_steps, "state": state, "param_groups": groups}
 
-    def load_state_dict(self, state):
-        """Take over what `state_dict` gave, for parameters of the same shapes in the same order; ValueError otherwise."""
-        name = type(self).__name__
-        groups = state["param_groups"]
-        lengths = [len(group["params"]) for group in self.param_groups]
-        if [len(group["params"]) for group in groups] != lengths:
-            raise ValueError(f"{name}.load_state_dict: groups must have {lengths} parameters, got {[len(g['params']) for g in groups]}")
-        number = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        for bucket in self._buckets:
-            for p in bucket.params:
-                entry = state["state"].get(number[id(p)])
-                wanted = {"step", *bucket.state} | ({"master"} if bucket.masters is not bucket.weights else set())
-                if entry is None or set(entry) != wanted:
-                    raise ValueError(f"{name}.load_state_dict: parameter {number[id(p)]} needs {sorted(wanted)}, got {sorted(entry or ())}")
-                for key in wanted - {"step"}:
-                    if tuple(entry[key].shape) != p.shape:
-                        raise ValueError(
-                            f"{name}.load_state_dict: {key} of parameter {number[id(p)]} must have shape {p.shape}, got {entry[key].shape}"
-                        )
-        for group, new in zip(self.param_groups, groups, strict=True):
-            group.update({k: v for k, v in new.items() if k != "params"})
-        self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
+    def _numbered(self):
+        """(number, bucket, index there) of every trained parameter, its values since the last step taken over."""
+        numbers = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         for bucket in self._buckets:
             bucket.refresh()
-            for i, (p, part) in enumerate(zip(bucket.params, bucket.parts, strict=True)):
-                entry = state["state"][number[id(p)]]
-                bucket.steps[i] = int(entry["step"])
-                for key, flat in (*bucket.state.items(), ("master", bucket.masters)):
-                    if key in entry:
-                        flat[part] = device.put(entry[key].data, p.device).ravel()
+            yield from ((numbers[id(p)], bucket, i) for i, p in enumerate(bucket.params))
+
+    def load_state_dict(self, state):
+        """Take over what `state_dict` gave, for parameters of the same shapes in the same order.
+
+        ValueError otherwise, before anything changes.
+
+        >>> import tinygrad_gpu as tg
+        >>> one, two = (tg.optim.AdamW([tg.nn.Parameter(tg.ones(1))], lr=lr) for lr in (0.1, 0.5))
+        >>> one.load_state_dict(two.state_dict())
+        >>> one.lr
+        0.5
+        """
+        name = f"{type(self).__name__}.load_state_dict"
+        lengths = [len(group["params"]) for group in self.param_groups]
+        given = [len(group["params"]) for group in state["param_groups"]]
+        if given != lengths:
+            raise ValueError(f"{name}: groups must have {lengths} parameters, got {given}")
+        for group, new in zip(self.param_groups, state["param_groups"], strict=True):
+            if set(new) != set(group):
+                raise ValueError(f"{name}: a group needs {sorted(group)}, got {sorted(new)}")
+            self._check(name, new)
+        numbered = list(self._numbered())
+        for number, bucket, i in numbered:
+            entry, wanted = state["state"].get(number, {}), {"step", *bucket.kept()}
+            if set(entry) != wanted:
+                raise ValueError(f"{name}: parameter {number} needs {sorted(wanted)}, got {sorted(entry)}")
+            for key in bucket.kept():
+                shape = bucket.params[i].shape
+                if entry[key].shape != shape:
+                    raise ValueError(f"{name}: {key} of parameter {number} needs shape {shape}, got {entry[key].shape}")
+        for group, new in zip(self.param_groups, state["param_groups"], strict=True):
+            group.update({**new, "params": group["params"]})
+        self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
+        for number, bucket, i in numbered:
+            entry = state["state"][number]
+            bucket.steps[i] = int(entry["step"])
+            for key, flat in bucket.kept().items():
+                flat[bucket.parts[i]] = device.put(entry[key].data, bucket.params[i].device).ravel()
 
 
 def _groups(name, params, defaults):
     """Parameter groups with their options filled in, each parameter in one place."""
+    if isinstance(params, (Tensor, dict)):
+        raise TypeError(f"{name}: params must be an iterable of Tensors or of groups, got {type(params).__name__}")
     params = list(params)
     if not params:
         raise ValueError(f"{name}: needs at least one parameter, got none")
     groups = params if isinstance(params[0], dict) else [{"params": params}]
     seen, result = {}, []
     for group in groups:
+        if not isinstance(group, dict):
+            raise TypeError(f"{name}: all groups must be dicts, got {type(group).__name__}")
         unknown = set(group) - set(defaults) - {"params"}
         if "params" not in group or unknown:
             raise ValueError(f"{name}: a group needs params and may set {', '.join(defaults)}, got {sorted(group)}")
@@ -225,20 +281,30 @@ def _groups(name, params, defaults):
     return result
 
 
+def _norm(arrays):
+    """The norm of all the arrays together, a float: their squares are summed in float64."""
+    total = 0.0
+    for g in arrays:
+        with device.current(g):
+            total += float(adamw.square_sum(device.array_module(g), g.ravel()))
+    return math.sqrt(total)
+
+
 def _clip_factor(norm, max_norm):
     """What gradients are multiplied by, as torch.nn.utils.clip_grad_norm_ does it."""
     return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2) over flat buffers; options and defaults are PyTorch's.
+    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2) over flat buffers; options and defaults are
+    PyTorch's.
 
-    params: Parameters (other leaves too), or groups, dicts with "params" and their own options. A parameter listed twice is
-    updated once; in two groups that disagree it is an error. Those with requires_grad False are left out. max_grad_norm
-    clips the gradients' global norm, taken in float64; a norm that is not finite skips the step. After `step()`, `.grad_norm`
-    is the norm before clipping, `.steps` the number of steps taken, `.skipped_steps` of those skipped. Half parameters are
-    rounded copies of float32 masters. `.lr` may be set at any time.
-    Errors: ValueError and TypeError for options out of range and for what is no floating leaf.
+    params: Parameters (other leaves too), or groups, dicts with "params" and their own options. A parameter listed
+    twice is updated once; in two groups that disagree it is an error. Those with requires_grad False are left out.
+    max_grad_norm clips the gradients' global norm, taken in float64; a norm that is not finite skips the step. After
+    `step()`, `.grad_norm` is the norm before clipping, `.steps` the number of steps taken, `.skipped_steps` of those
+    skipped. Half parameters are rounded copies of float32 masters. `.lr` may be set at any time. Errors: ValueError and
+    TypeError for options out of range and for what is no floating leaf.
 
     >>> import tinygrad_gpu as tg
     >>> w = tg.nn.Parameter(tg.ones(2))
@@ -310,8 +376,9 @@ class SGD(Optimizer):
 def clip_grad_norm_(params, max_norm):
     """Scale the gradients of `params` so that their global norm is at most max_norm; gives the norm before, a float.
 
-    The norm is taken in float64. Parameters without a gradient do not count; with none the norm is 0. A norm that is not finite
-    leaves the gradients as they are (an optimiser then skips its step). ValueError for a negative or NaN max_norm.
+    The norm is taken in float64. Parameters without a gradient do not count; with none the norm is 0. A norm that is
+    not finite leaves the gradients as they are (an optimiser then skips its step). ValueError for a negative or NaN
+    max_norm, TypeError for what is no Tensor.
 
     >>> import tinygrad_gpu as tg
     >>> w = tg.nn.Parameter(tg.ones(2))
@@ -322,21 +389,24 @@ def clip_grad_norm_(params, max_norm):
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be at least 0, got {max_norm}")
     params = [params] if isinstance(params, Tensor) else list(params)
-    grads = {id(p): p._grad for p in params if p._grad is not None}.values()
-    norm = math.sqrt(sum(float(adamw.square_sum(device.array_module(g), g.ravel())) for g in grads))
+    for p in params:
+        if not isinstance(p, Tensor):
+            raise TypeError(f"clip_grad_norm_: params must be Tensors, got {type(p).__name__}")
+    params = {id(p): p for p in params if p._grad is not None}.values()
+    norm = _norm(p._grad for p in params)
     factor = _clip_factor(norm, max_norm)
     if math.isfinite(norm) and factor < 1:
-        for g in grads:
-            g *= g.dtype.type(factor)
+        for p in params:
+            p.grad *= factor
     return norm
 
 
 class GradScaler:
     """Dynamic loss scaling for float16 (arXiv:1710.03740, section 3.2), with torch.amp.GradScaler's names.
 
-    The loss is multiplied by a power of two so that small gradients do not underflow. The optimiser gets the scale, divides
-    by it and decides: a step whose gradients are not finite is skipped, and `update` then halves the scale; after
-    growth_interval good steps in a row it doubles.
+    The loss is multiplied by a power of two so that small gradients do not underflow. The optimiser gets the scale,
+    divides by it and decides: a step whose gradients are not finite is skipped, and `update` then halves the scale;
+    after growth_interval good steps in a row it doubles.
 
     >>> import tinygrad_gpu as tg
     >>> w = tg.nn.Parameter(tg.ones(1))
@@ -362,21 +432,47 @@ class GradScaler:
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
 
     def get_scale(self):
-        """The present scale."""
+        """The present scale.
+
+        >>> import tinygrad_gpu as tg
+        >>> tg.optim.GradScaler(1024.0).get_scale()
+        1024.0
+        """
         return self._scale
 
     def scale(self, loss):
-        """The loss times the scale, to call backward on."""
+        """The loss times the scale, to call backward on.
+
+        >>> import tinygrad_gpu as tg
+        >>> tg.optim.GradScaler(1024.0).scale(tg.Tensor(0.5))
+        tensor(512.)
+        """
         return loss * self._scale
 
     def step(self, optimizer):
-        """optimizer.step with this scale; gives whether it changed the parameters."""
+        """optimizer.step with this scale; gives whether it changed the parameters.
+
+        >>> import tinygrad_gpu as tg
+        >>> w, scaler = tg.nn.Parameter(tg.ones(1)), tg.optim.GradScaler(1024.0)
+        >>> (w * float("inf")).sum().backward()
+        >>> scaler.step(tg.optim.SGD([w], lr=0.5))
+        False
+        """
         done = optimizer.step(grad_scale=self._scale)
         self._found.append(done)
         return done
 
     def update(self):
-        """Once an iteration, after `step`: adapt the scale. RuntimeError where no step was taken since the last update."""
+        """Once an iteration, after `step`: adapt the scale. RuntimeError where no step was taken since the last update.
+
+        >>> import tinygrad_gpu as tg
+        >>> w, scaler = tg.nn.Parameter(tg.ones(1)), tg.optim.GradScaler(1024.0)
+        >>> (w * float("inf")).sum().backward()
+        >>> _ = scaler.step(tg.optim.SGD([w], lr=0.5))
+        >>> scaler.update()
+        >>> scaler.get_scale()
+        512.0
+        """
         if not self._found:
             raise RuntimeError("update: call step first")
         if all(self._found):
@@ -388,16 +484,29 @@ class GradScaler:
         self._found = []
 
     def state_dict(self):
-        """The scale and the number of good steps since it changed."""
+        """The scale and the number of good steps since it changed.
+
+        >>> import tinygrad_gpu as tg
+        >>> tg.optim.GradScaler(1024.0).state_dict()
+        {'scale': 1024.0, 'good_steps': 0}
+        """
         return {"scale": self._scale, "good_steps": self._good}
 
     def load_state_dict(self, state):
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave.
+
+        >>> import tinygrad_gpu as tg
+        >>> scaler = tg.optim.GradScaler()
+        >>> scaler.load_state_dict({"scale": 8.0, "good_steps": 5})
+        >>> scaler.get_scale()
+        8.0
+        """
         self._scale, self._good = float(state["scale"]), int(state["good_steps"])
 
 
 def _warmed(name, step, lr, warmup, total):
-    """lr on its linear way up over `warmup` steps, or None after it; and how far (0 to 1) step is from there to total."""
+    """lr on its linear way up over `warmup` steps, or None after it; and how far (0 to 1) step is from there to
+    total."""
     if step < 0 or warmup < 0 or total < warmup:
         raise ValueError(f"{name}: needs 0 <= step and 0 <= warmup <= total, got {step}, {warmup}, {total}")
     if step < warmup:
@@ -418,7 +527,8 @@ def cosine_with_warmup(step, *, lr, warmup, total, final=0.1):
 
 
 def linear(step, *, lr, warmup, total, final=0.0):
-    """The rate of step number `step` (from 0): up to lr over `warmup` steps, then straight down to final * lr at `total`.
+    """The rate of step number `step` (from 0): up to lr over `warmup` steps, then straight down to final * lr at
+    `total`.
 
     >>> from tinygrad_gpu.optim import linear
     >>> [linear(s, lr=1.0, warmup=1, total=3) for s in range(4)]

@@ -1,8 +1,8 @@
 """Counter-based random numbers: Philox4x32-10, the same on a CPU as on a GPU.
 
-Source: Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The key is the 64-bit seed;
-the counter is (element // 4 as 64 bits, a 64-bit draw number that advances once a call), so that an element's number
-depends on nothing but the seed, the call and its own index.
+Source: Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The key is the 64-bit
+seed; the counter is (element // 4 as 64 bits, a 64-bit draw number that advances once a call), so that an element's
+number depends on nothing but the seed, the call and its own index.
 """
 
 import math
@@ -15,22 +15,27 @@ _MASK = 0xFFFFFFFF
 
 
 def philox(xp, seed, draw, n, start=0):
-    """n words (uint32) of the draw numbered `draw` under `seed`, from element `start` on, made in the array module xp."""
+    """n words (uint32) of the draw numbered `draw` under `seed`, from element `start` on; xp is the array module."""
     first, skipped = divmod(start, 4)
-    blocks = -(-(skipped + n) // 4)
+    block = xp.arange(first, first + -(-(skipped + n) // 4), dtype=xp.uint64)
+    words = xp.stack(philox_block(xp, block, draw, seed), axis=1)
+    return words.ravel()[skipped : skipped + n].astype(xp.uint32)
+
+
+def philox_block(xp, block, draw, seed):
+    """The four words (32 bits each, in uint64 arrays) of each counter (block, draw); block is a uint64 array."""
     u64 = xp.uint64
     low, high = u64(_MASK), u64(32)
-    block = xp.arange(first, first + blocks, dtype=u64)
     c0, c1 = block & low, block >> high
-    c2 = xp.full(blocks, draw & _MASK, u64)
-    c3 = xp.full(blocks, draw >> 32 & _MASK, u64)
+    c2 = xp.full_like(block, draw & _MASK)
+    c3 = xp.full_like(block, draw >> 32 & _MASK)
     k0, k1 = seed & _MASK, seed >> 32 & _MASK
     for _ in range(10):
         p0, p1 = c0 * u64(0xD2511F53), c2 * u64(0xCD9E8D57)
         c0, c1 = (p1 >> high) ^ c1 ^ u64(k0), p1 & low
         c2, c3 = (p0 >> high) ^ c3 ^ u64(k1), p0 & low
         k0, k1 = k0 + 0x9E3779B9 & _MASK, k1 + 0xBB67AE85 & _MASK
-    return xp.stack([c0, c1, c2, c3], axis=1).ravel()[skipped : skipped + n].astype(xp.uint32)
+    return c0, c1, c2, c3
 
 
 class Generator:
@@ -87,7 +92,7 @@ def uniform(xp, n, dtype, drawn):
 
 
 def normal(xp, n, dtype, drawn):
-    """n standard normal numbers by Box and Muller's transform (1958), a pair from two uniform ones in (0, 1] and [0, 1)."""
+    """n standard normal numbers by Box and Muller's transform (1958), in pairs, from uniform ones in (0, 1], [0, 1)."""
     pairs = -(-n // 2)
     wide = accumulator(dtype)
     u = uniform(xp, 2 * pairs, wide, drawn)
@@ -97,10 +102,11 @@ def normal(xp, n, dtype, drawn):
 
 
 def integers(xp, n, low, high, drawn):
-    """n int64 in [low, high): the high bits of a 64-bit word times the range (Lemire, arXiv:1805.10941, without rejection:
-    the bias is below range / 2^32 of a count for ranges up to 2^32)."""
+    """n int64 in [low, high): the high bits of a word times the range (Lemire, arXiv:1805.10941, without rejection: the
+    bias is below range / 2^32 of a count), for ranges beyond 2^32 two words modulo the range."""
     words = philox(xp, *drawn, 2 * n).astype(xp.uint64)
     span = high - low
     if span <= 2**32:
         return ((words[0::2] * xp.uint64(span)) >> xp.uint64(32)).astype(xp.int64) + low
-    return ((words[0::2] << xp.uint64(32) | words[1::2]) % xp.uint64(span)).astype(xp.int64) + low
+    drawn = words[0::2] << xp.uint64(32) | words[1::2]
+    return (drawn % xp.uint64(span) if span < 2**64 else drawn).astype(xp.int64) + low  # modulo 2^64

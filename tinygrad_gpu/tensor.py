@@ -1,4 +1,4 @@
-"""Tensor: an array of NumPy or CuPy that remembers how it was made. One method an op, each a line that calls its Function."""
+"""Tensor: an array of NumPy or CuPy that knows how it was made. One method an op, each calling its Function."""
 
 import math
 
@@ -18,7 +18,8 @@ class Tensor:
     data: an array (copied), a Tensor, a number or nested lists. Arrays keep their dtype and CuPy arrays their device;
     Python floats become float32, integers int64. device: "cpu", "cuda", "cuda:1" (a ROCm GPU too); by default
     `tg.default_device()`. With requires_grad, `backward()` of what is computed from it fills `.grad`.
-    TypeError for a dtype that is not one of tg's, or for a gradient of integers.
+    TypeError for data that are no real numbers, a dtype that is not one of tg's, or a gradient of integers; ValueError
+    for nested lists of several lengths, numbers outside an integer dtype, or a name of no device.
 
     >>> import tinygrad_gpu as tg
     >>> x = tg.Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
@@ -28,33 +29,43 @@ class Tensor:
             [6., 8.]])
     """
 
-    __slots__ = ("__weakref__", "_base", "_finals", "_grad", "_home", "_hooks", "_index", "_node", "_seen", "_version",
-                 "data", "requires_grad")  # fmt: skip
+    __slots__ = ("__weakref__", "_base", "_finals", "_grad", "_grad_version", "_home", "_hooks", "_index", "_node",
+                 "_requires_grad", "_seen", "_version", "data")  # fmt: skip
     __array_ufunc__ = None  # array + tensor asks Tensor.__radd__
 
     def __init__(self, data, *, dtype=None, device=None, requires_grad=False):
         self._set(_to_array(data, dtype, device, "Tensor"))
         self.requires_grad_(requires_grad)
 
-    def _set(self, array, base=None):
-        self.data, self.requires_grad = array, False
+    def _set(self, array, base=None, version=None):
+        self.data, self._requires_grad = array, False
         self._node, self._index = None, 0
-        self._base = base
-        self._version = Version() if base is None else base._version
-        self._seen = self._version.value
+        self._base = None  # a tensor that this is a view of, and that an error about leaves must know
+        if base is None:
+            self._version = version or Version()
+            self._seen = self._version.recorded
+        else:
+            self._base = base if base._requires_grad or base._base is None else base._base
+            self._version, self._seen = base._version, base._seen
         self._grad = None  # the gradient's array, once a backward has reached this leaf
+        self._grad_version = None  # the Version of that array, once someone has asked for it
         self._home = None  # where an optimiser wants it
-        self._hooks, self._finals = (), ()
+        self._hooks = self._finals = None  # dicts, once there are hooks
 
     @classmethod
-    def _wrap(cls, array, base=None):
-        """A Tensor around an array, with no copy; `base` is the Tensor whose memory it shares."""
+    def _wrap(cls, array, base=None, version=None):
+        """A Tensor around an array, with no copy; `base` is the Tensor that it is a view of, `version` its memory's."""
         t = Tensor.__new__(Tensor)
-        t._set(array, base)
+        t._set(array, base, version)
         return t
 
     # What it is
 
+    requires_grad = property(
+        lambda self: self._requires_grad,
+        lambda self, value: self.requires_grad_(value),
+        doc="Whether backward computes its gradient; can be set for a leaf, as by `requires_grad_`.",
+    )
     shape = property(lambda self: self.data.shape, doc="The length of each axis, a tuple.")
     ndim = property(lambda self: self.data.ndim, doc="The number of axes.")
     size = property(lambda self: self.data.size, doc="The number of elements.")
@@ -73,14 +84,15 @@ class Tensor:
 
     def __repr__(self):
         values = self.numpy()
-        text = np.array2string(
-            values.astype(np.float32) if self.dtype == dtypes.bfloat16 else values, precision=4, separator=", ", prefix="tensor("
-        )
+        values = values.astype(np.float32) if self.dtype == dtypes.bfloat16 else values
+        text = np.array2string(values, precision=4, separator=", ", prefix="tensor(")
         notes = [text]
         if self.dtype not in (dtypes.float32, dtypes.int64, dtypes.bool_):
             notes.append(f"dtype={self.dtype.name}")
         if self.device.partition(":")[0] != device.default_device().partition(":")[0]:
             notes.append(f"device='{self.device}'")
+        if not self.size and self.ndim != 1:
+            notes.append(f"shape={self.shape}")
         if self.requires_grad:
             notes.append("requires_grad=True")
         return f"tensor({', '.join(notes)})"
@@ -88,7 +100,7 @@ class Tensor:
     # Values out, and exchange with other libraries
 
     def numpy(self):
-        """The values as a NumPy array: shared memory on the CPU, a copy from a GPU.
+        """The values as a NumPy array: shared memory on the CPU (backward knows of no change there), a copy from a GPU.
 
         >>> import tinygrad_gpu as tg
         >>> tg.ones(2).numpy()
@@ -127,10 +139,13 @@ class Tensor:
     def __bool__(self):
         return bool(self.item())
 
+    def __format__(self, spec):
+        return format(self.item(), spec) if spec and not self.ndim else object.__format__(self, spec)
+
     def __array__(self, dtype=None, copy=None):
         if not isinstance(self.data, np.ndarray):
             raise TypeError(f"__array__: the tensor is on {self.device}; use .numpy() to copy it from there")
-        if copy is False and dtype not in (None, self.dtype):
+        if copy is False and dtype is not None and dtype != self.dtype:
             raise ValueError(f"__array__: a {self.dtype} tensor as {dtype} needs a copy")
         return self.data.astype(dtype or self.dtype, copy=bool(copy))
 
@@ -152,21 +167,27 @@ class Tensor:
     def grad(self):
         """The gradient, a Tensor, or None before a backward reaches this leaf. It is a view of the place where backward
         sums it; assigning copies into that place, assigning None forgets it."""
-        return None if self._grad is None else Tensor._wrap(self._grad)
+        if self._grad is None:
+            return None
+        self._grad_version = self._grad_version or Version()
+        return Tensor._wrap(self._grad, version=self._grad_version)
 
     @grad.setter
     def grad(self, value):
         if value is None:
-            self._grad = None
+            self._forget_grad()
             return
         if not isinstance(value, Tensor):
             raise TypeError(f"grad: must be a Tensor or None, got {type(value).__name__}")
         if value.shape != self.shape or value.device != self.device:
-            raise ValueError(f"grad: must have shape {self.shape} on {self.device}, got {value.shape} on {value.device}")
+            raise ValueError(
+                f"grad: must have shape {self.shape} on {self.device}, got {value.shape} on {value.device}"
+            )
         place = self._grad_place().array if self._grad is None else self._grad
         if place is not value.data:
-            place[...] = value.data
-        self._grad = place
+            with device.current(place), np.errstate(all="ignore"):
+                place[...] = value.data
+            self._keep_grad(place)
 
     @property
     def _grad_dtype(self):
@@ -186,19 +207,31 @@ class Tensor:
     def _take_grad(self, place):
         """The walk has summed this leaf's gradient in `place`: run the hooks and keep it."""
         array = place.array
-        for fn in self._hooks:
-            changed = autograd.call_hook(fn, array)
+        if self._hooks:
+            changed = autograd.call_hooks(self._hooks, array)
             if changed is not array:
                 array[...] = changed
-        if self._grad is None:
-            self._grad = array
-        elif self._grad is not array:
+        if self._grad is not None and self._grad is not array:
             self._grad += array
-        for fn in self._finals:
+            array = self._grad
+        self._keep_grad(array)
+        for fn in list((self._finals or {}).values()):
             fn(self)
 
+    def _keep_grad(self, array):
+        """`array` was written and is the gradient now: count the change for those who saved what `.grad` gave."""
+        self._grad = array
+        if self._grad_version is not None:
+            self._grad_version.value += 1
+
+    def _forget_grad(self):
+        self._grad = None
+        if self._home is None:  # the next gradient gets memory of its own
+            self._grad_version = None
+
     def _add_retained(self, g):
-        self._grad = g.copy() if self._grad is None else self._grad + g
+        self._grad = g.copy() if self._grad is None else device.as_array(self._grad + g)
+        self._grad_version = None
 
     def backward(self, gradient=None, retain_graph=False):
         """Add the gradient of this tensor to the `.grad` of every leaf it was computed from.
@@ -226,7 +259,7 @@ class Tensor:
             raise TypeError(f"requires_grad_: only floating tensors have gradients, got {self.dtype}")
         if not requires_grad and self._node is not None:
             raise RuntimeError("requires_grad_: only a leaf can stop requiring its gradient; use detach()")
-        self.requires_grad = bool(requires_grad)
+        self._requires_grad = bool(requires_grad)
         return self
 
     def retain_grad(self):
@@ -247,7 +280,7 @@ class Tensor:
     def register_hook(self, fn):
         """Call fn(grad) in each backward once the gradient of this tensor is complete; a Tensor it returns replaces it.
 
-        Gives a function that removes the hook again.
+        fn may not change grad in place: others may share it. Gives a function that removes the hook again.
 
         >>> import tinygrad_gpu as tg
         >>> x = tg.ones(1, requires_grad=True)
@@ -259,26 +292,27 @@ class Tensor:
         if not self.requires_grad:
             raise RuntimeError("register_hook: the tensor does not require a gradient")
         if self._node is not None:
-            return autograd.hooks_of(self).add(fn)
-        self._hooks = (*self._hooks, fn)
-
-        def remove():
-            self._hooks = tuple(f for f in self._hooks if f is not fn)
-
-        return remove
+            return autograd.add_hook(autograd.hooks_of(self).functions, fn)
+        self._hooks = self._hooks or {}
+        return autograd.add_hook(self._hooks, fn)
 
     def register_post_accumulate_grad_hook(self, fn):
         """Call fn(self) in each backward once `.grad` of this leaf is final (data parallel training sends it off then).
 
+        Gives a function that removes the hook again.
+
         >>> import tinygrad_gpu as tg
         >>> x = tg.ones(1, requires_grad=True)
-        >>> x.register_post_accumulate_grad_hook(lambda leaf: print(leaf.grad))
+        >>> remove = x.register_post_accumulate_grad_hook(lambda leaf: print(leaf.grad))
         >>> (x * 2).backward()
         tensor([2.])
         """
-        if self._node is not None:
-            raise RuntimeError("register_post_accumulate_grad_hook: only a leaf has a final .grad")
-        self._finals = (*self._finals, fn)
+        if self._node is not None or not self.requires_grad:
+            raise RuntimeError(
+                "register_post_accumulate_grad_hook: only a leaf that requires a gradient has a final one"
+            )
+        self._finals = self._finals or {}
+        return autograd.add_hook(self._finals, fn)
 
     def detach(self):
         """A tensor of the same memory outside the graph.
@@ -287,37 +321,39 @@ class Tensor:
         >>> tg.ones(1, requires_grad=True).detach().requires_grad
         False
         """
-        new = Tensor._wrap(self.data)
-        new._version, new._seen = self._version, self._version.value
-        return new
+        return Tensor._wrap(self.data, version=self._version)
 
     def __deepcopy__(self, memo):
         if self._node is not None:
             raise RuntimeError("deepcopy: only leaves can be copied so; use detach() or clone()")
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        new._set(self.data.copy())
-        new.requires_grad = self.requires_grad
+        with device.current(self.data):
+            new._set(self.data.copy())
+            new._requires_grad = self.requires_grad
+            new._grad = None if self._grad is None else self._grad.copy()
         return new
 
     # Changes in place
 
     def _check_current(self, name):
-        if self._version.recorded and self._seen != self._version.value:
+        if self._seen != self._version.recorded:
             raise RuntimeError(
-                f"{name}: this tensor's memory was changed in place through another view of it, in a graph that this tensor "
-                f"is no part of; take the view again after the change, or change the whole tensor, base[...] = value"
+                f"{name}: this tensor's memory was changed in place through another view of it, in a graph that this "
+                f"tensor is no part of; take the view again after the change, or write base[key] = value"
             )
 
     def _check_in_place(self, name):
         """RuntimeError where a change in place could not be right."""
+        if not device.is_writable(self.data):
+            raise RuntimeError(f"{name}: an expanded tensor holds an element several times; clone() it first")
         if not autograd.is_grad_enabled():
             return
         self._check_current(name)
         base = self
         while base is not None:
             if base.requires_grad and base._node is None:
-                what = "a leaf that requires a gradient" if base is self else "a view of a leaf that requires a gradient"
+                what = f"{'a leaf' if base is self else 'a view of a leaf'} that requires a gradient"
                 raise RuntimeError(f"{name}: {what} cannot be changed in place; do it under no_grad(), or on a clone()")
             base = base._base
 
@@ -325,24 +361,21 @@ class Tensor:
         """Take over the values of `new` in place, and its part in the graph."""
         if new.shape != self.shape:
             raise ValueError(f"{name}: the result must keep the shape {self.shape}, got {new.shape}")
-        if any(n > 1 and s == 0 for n, s in zip(self.shape, self.data.strides, strict=True)):
-            raise RuntimeError(f"{name}: an expanded tensor holds an element several times; contiguous() it first")
-        self.data[...] = new.data
+        with device.current(self.data):
+            self.data[...] = new.data
         self._version.value += 1
-        if autograd.is_grad_enabled():
-            if new.requires_grad or self.requires_grad:
-                self._version.recorded = True
-            self.requires_grad, self._node, self._index = new.requires_grad, new._node, new._index
-        self._seen = self._version.value
+        if autograd.is_grad_enabled() and (new.requires_grad or self.requires_grad):
+            self._seen = self._version.record(self.data)
+            autograd.take_over(self, new)
         return self
 
     def _update(self, name, function, other):
         """self = function(self, other) in place, kept in this dtype."""
         self._check_in_place(name)
         # A rule that needs the old values of self saves them; they are about to go.
-        keeps = isinstance(other, Tensor) and other.requires_grad and function is not elementwise.Add
+        keeps = isinstance(other, Tensor) and other.requires_grad and function in (elementwise.Mul, elementwise.Div)
         new = _binary(name, function, self.clone() if keeps else self, other)
-        if dtypes.is_float(new.dtype) and not dtypes.is_float(self.dtype):
+        if not dtypes.holds(self.dtype, new.dtype):
             raise TypeError(f"{name}: a {new.dtype} result cannot go into a {self.dtype} tensor")
         return self._replace(name, new.to(self.dtype))
 
@@ -359,11 +392,25 @@ class Tensor:
         return self._update("/=", elementwise.Div, other)
 
     def __setitem__(self, key, value):
+        key = _to_key(self, key)
+        if self._changed_only_at(key, value):
+            self._seen = value._seen
         self._check_in_place("setitem")
         if not isinstance(value, _NUMBERS):
             value = _to_tensor(value, self).to(self.dtype)
-        new = shape.SetItem.apply(self, value, key=_to_key(self, key))
-        self._replace("setitem", new)
+        self._replace("setitem", shape.SetItem.apply(self, value, key=key))
+
+    def _changed_only_at(self, key, value):
+        """Whether the one recorded change that left this tensor behind was of its part at `key`, through the view
+        `value`. Python does so in x[key] += y, then assigns the view to x[key]: that makes the change part of x."""
+        version = self._version
+        if not isinstance(value, Tensor) or value._version is not version:
+            return False
+        if not value._seen == version.recorded == self._seen + 1:
+            return False
+        with autograd.no_grad():
+            part = self[key].data
+        return device.same_elements(part, value.data) and device.same_elements(part, version.changed)
 
     def __getitem__(self, key):
         return shape.GetItem.apply(self, key=_to_key(self, key))
@@ -390,6 +437,8 @@ class Tensor:
 
     def to(self, target):
         """As another dtype or on another device: `x.to(tg.float16)`, `x.to("cuda")`; itself where nothing changes.
+
+        TypeError for what is neither, RuntimeError for a GPU where there is none.
 
         >>> import tinygrad_gpu as tg
         >>> tg.ones(1).to(tg.float16)
@@ -512,7 +561,7 @@ class Tensor:
     def __invert__(self):
         if self.dtype != dtypes.bool_:
             raise TypeError(f"invert: only a bool tensor has a complement, got {self.dtype}")
-        return Tensor._wrap(~self.data)
+        return _compare("invert", np.equal, self, False)
 
     __hash__ = object.__hash__
 
@@ -627,11 +676,17 @@ class Tensor:
     def clamp(self, min=None, max=None):
         """Each element held within [min, max] (numbers; None is no bound), where the gradient is 1, else 0.
 
+        Float bounds of an integer tensor make it float32. ValueError where both are None, TypeError for no number.
+
         >>> import tinygrad_gpu as tg
         >>> tg.Tensor([-2.0, 0.5, 2.0]).clamp(-1, 1)
         tensor([-1. ,  0.5,  1. ])
         """
-        return elementwise.Clamp.apply(self, low=min, high=max)
+        bounds = [b for b in (min, max) if b is not None]
+        for b in bounds:
+            if not isinstance(b, _NUMBERS):
+                raise TypeError(f"clamp: min and max must be numbers or None, got {type(b).__name__}")
+        return elementwise.Clamp.apply(self.to(dtypes.promote(self, *bounds)), low=min, high=max)
 
     def pow(self, exponent):
         """x ** exponent, a number or a tensor.
@@ -663,10 +718,20 @@ class Tensor:
     def masked_fill(self, mask, value):
         """A copy with `value` (a number) where the bool tensor `mask` holds; no gradient flows there.
 
+        TypeError for a mask that is not bool, or a value that the dtype cannot hold.
+
         >>> import tinygrad_gpu as tg
         >>> tg.ones(2).masked_fill(tg.Tensor([True, False]), 0.0)
         tensor([0., 1.])
         """
+        if not isinstance(mask, Tensor) or mask.dtype != dtypes.bool_:
+            raise TypeError(
+                f"masked_fill: mask must be a bool Tensor, got {getattr(mask, 'dtype', type(mask).__name__)}"
+            )
+        if not isinstance(value, _NUMBERS):
+            raise TypeError(f"masked_fill: value must be a number, got {type(value).__name__}")
+        if not dtypes.holds(self.dtype, dtypes.promote(value)):
+            raise TypeError(f"masked_fill: a {self.dtype} tensor cannot hold {value!r}")
         return where(mask, value, self)
 
     # Reductions: axis an int, several or None for all
@@ -705,7 +770,7 @@ class Tensor:
         >>> tg.Tensor([1.0, 3.0]).std(correction=0)
         tensor(1.)
         """
-        return self.var(axis, correction, keepdims).sqrt()
+        return reduce.Std.apply(self, axis=axis, keepdims=keepdims, correction=correction)
 
     def max(self, axis=None, keepdims=False):
         """The largest element over `axis` (values alone; `argmax` finds them); ties share the gradient.
@@ -771,7 +836,7 @@ class Tensor:
         return softmax.LogSoftmax.apply(self, axis=axis)
 
     def matmul(self, other):
-        """The matrix product over the last two axes, batches broadcast, as numpy.matmul; half types are summed in float32.
+        """The matrix product over the last two axes, batches broadcast, as numpy.matmul; half types sum in float32.
 
         >>> import tinygrad_gpu as tg
         >>> tg.ones(2, 3) @ tg.ones(3, 1)
@@ -802,7 +867,9 @@ class Tensor:
         """
         new = self.reshape(*shape_)
         if self.size and not device.may_share_memory(new.data, self.data):
-            raise ValueError(f"view: shape {new.shape} of a tensor with strides {self.data.strides} needs a copy; use reshape")
+            raise ValueError(
+                f"view: shape {new.shape} of a tensor with strides {self.data.strides} needs a copy; use reshape"
+            )
         return new
 
     def flatten(self, start_axis=0, end_axis=-1):
@@ -880,6 +947,8 @@ class Tensor:
             if size < 1:
                 raise ValueError(f"split: size must be at least 1, got {size}")
             size = [min(size, length - i) for i in range(0, length, size)] or [0]
+        if not isinstance(size, (list, tuple)):
+            raise TypeError(f"split: size must be an int or a list of them, got {size!r}")
         return shape.Split.apply(self, sizes=list(size), axis=axis)
 
     def chunk(self, chunks, axis=0):
@@ -927,38 +996,44 @@ class Tensor:
 
 def _to_array(data, dtype, where_, name):
     """A fresh array of `data` on the device `where_`, in one of our dtypes."""
-    if isinstance(data, Tensor):
-        data = data.data
     wanted = None if dtype is None else dtypes.as_dtype(dtype, name)
-    if device.is_array(data) or isinstance(data, np.generic):
-        if where_ is None and device.is_array(data) and not isinstance(data, np.ndarray):
-            where_ = device.of(data)
-        wanted = wanted or dtypes.as_dtype(data.dtype, name)
-    else:
-        if isinstance(data, (list, tuple)):
-            data = _unwrap(data)
-        try:
-            data = np.array(data)
-        except ValueError:
-            raise ValueError(f"{name}: nested lists must have one length at each depth") from None
-        if wanted is None:
-            kind = data.dtype.kind
-            kinds = {"f": dtypes.float32, "i": dtypes.int64, "b": dtypes.bool_, "V": dtypes.float32}
-            if kind not in kinds or data.dtype.kind == "V" and not dtypes.is_float(data.dtype):
-                raise TypeError(f"{name}: data must be numbers, got {data.dtype}")
-            wanted = kinds[kind] if data.size else dtypes.float32
-    with device.on(where_ or device.default_device()) as xp:
-        if isinstance(data, np.ndarray) or isinstance(data, np.generic) or xp is np:
-            data = np.array(device.put(data, "cpu") if device.is_array(data) else data, dtype=wanted)
-            return data if xp is np else xp.asarray(data)
-        return data.astype(wanted, copy=True) if data.device == xp.cuda.Device() else xp.asarray(data).astype(wanted, copy=False)
+    array = data.data if isinstance(data, Tensor) else device.as_array(data)
+    if not device.is_array(array):
+        array, default = _from_python(array, name)
+        wanted = wanted or default
+    if array.dtype.kind not in "biuf" and not dtypes.is_float(array.dtype):
+        raise TypeError(f"{name}: data must be real numbers, got {array.dtype}")
+    wanted = wanted or dtypes.as_dtype(array.dtype, name)
+    on_host = isinstance(array, np.ndarray)
+    if where_ is None:
+        where_ = device.default_device() if on_host else device.of(array)
+    device.index(where_, name)
+    if on_host:
+        if wanted.kind == "i" and array.size and not np.can_cast(array.dtype, wanted):
+            bounds, low, high = np.iinfo(wanted), array.min().item(), array.max().item()
+            if not bounds.min <= low <= high <= bounds.max:
+                raise ValueError(f"{name}: data must fit in {wanted}, got {low} to {high}")
+        with np.errstate(all="ignore"):
+            return device.put(array.astype(wanted), where_)
+    moved = device.put(array, where_)
+    with device.current(moved):
+        return moved.astype(wanted, copy=moved is array)
 
 
-def _unwrap(data):
-    """Nested lists with the tensors in them as arrays of the CPU."""
-    if isinstance(data, Tensor):
-        return data.numpy()
-    return [_unwrap(x) for x in data] if isinstance(data, (list, tuple)) else data
+def _from_python(data, name):
+    """A number or nested lists (of Tensors and arrays, too) as a NumPy array, and the dtype that they should have."""
+
+    def on_host(x):
+        if isinstance(x, (list, tuple)):
+            return [on_host(y) for y in x]
+        return x.numpy() if isinstance(x, Tensor) else x
+
+    try:
+        array = np.asarray(on_host(data))
+    except ValueError:
+        raise ValueError(f"{name}: nested lists must have one length at each depth") from None
+    integer = array.size and array.dtype.kind in "iu"
+    return array, dtypes.int64 if integer else dtypes.bool_ if array.dtype == bool else dtypes.float32
 
 
 def _to_tensor(x, like):
@@ -976,10 +1051,13 @@ def _promoted(a, b):
     like = a if isinstance(a, Tensor) else b
     a, b = (x if isinstance(x, _NUMBERS) else _to_tensor(x, like) for x in (a, b))
     dtype = dtypes.promote(a, b)
-    return *(x.to(dtype) if isinstance(x, Tensor) else _to_number(x, dtype) for x in (a, b)), dtype
+    return _cast(a, dtype), _cast(b, dtype), dtype
 
 
-def _to_number(x, dtype):
+def _cast(x, dtype):
+    """A Tensor in a dtype, or a Python number of its kind."""
+    if isinstance(x, Tensor):
+        return x if x.dtype == dtype else x.to(dtype)
     return float(x) if dtypes.is_float(dtype) else x
 
 
@@ -987,9 +1065,11 @@ def _binary(name, function, a, b):
     for x in (a, b):
         if not (isinstance(x, (Tensor, np.generic, list, *_NUMBERS)) or device.is_array(x)):
             raise TypeError(f"{name}: operands must be Tensors, arrays or numbers, got {type(x).__name__}")
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        raise TypeError(f"{name}: one operand must be a Tensor, got {type(a).__name__} and {type(b).__name__}")
     a, b, dtype = _promoted(a, b)
     if function is elementwise.Div and not dtypes.is_float(dtype):
-        a, b = (x.to(dtypes.float32) if isinstance(x, Tensor) else float(x) for x in (a, b))
+        a, b = _cast(a, dtypes.float32), _cast(b, dtypes.float32)
     if function is elementwise.Sub and dtype == dtypes.bool_:
         raise TypeError("sub: bool tensors cannot be subtracted; use != or ~")
     return function.apply(a, b)
@@ -1009,21 +1089,34 @@ def _compare(name, ufunc, a, b):
 
 
 def _to_key(x, key):
-    """A key of [...] as a tuple of ints, slices, None, Ellipsis and arrays of x's device; IndexError for anything else."""
+    """A key of [...] as a tuple of ints, slices, None, Ellipsis and arrays on x's device; IndexError for all else."""
     parts = []
     for k in key if isinstance(key, tuple) else (key,):
         if isinstance(k, (list, tuple)):
-            k = Tensor(k, device=x.device, dtype=None if len(k) else dtypes.int64)
+            try:
+                k = Tensor(k, device=x.device, dtype=None if len(k) else dtypes.int64)
+            except (TypeError, ValueError):
+                raise IndexError(f"getitem: a list as an index must hold integers or bools, got {k!r}") from None
         if isinstance(k, Tensor) or device.is_array(k):
             k = k.data if isinstance(k, Tensor) else k
             if k.dtype.kind not in "iub":
                 raise IndexError(f"getitem: an index must hold integers or bools, got {k.dtype}")
             k = device.put(k, x.device)
+            if autograd.is_grad_enabled():
+                k = k.copy()  # a backward rule needs it as it is now
         elif isinstance(k, (int, np.integer)) and not isinstance(k, bool):
             k = int(k)
-        elif not (k is None or k is Ellipsis or isinstance(k, slice)):
+        elif isinstance(k, slice):
+            if not all(n is None or isinstance(n, (int, np.integer)) for n in (k.start, k.stop, k.step)):
+                raise IndexError(f"getitem: the bounds and step of a slice must be ints or None, got {k}")
+        elif not (k is None or k is Ellipsis):
             raise IndexError(f"getitem: an index must be an int, slice, None, ... or array, got {type(k).__name__}")
         parts.append(k)
+    shapes = [k.shape for k in parts if device.is_array(k) and k.dtype != dtypes.bool_]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise IndexError(f"getitem: the shapes of index arrays must broadcast, got {shapes}") from None
     return tuple(parts)
 
 
@@ -1092,12 +1185,7 @@ def concat(tensors, axis=0):
     >>> tg.concat([tg.zeros(1), tg.ones(2)])
     tensor([0., 1., 1.])
     """
-    tensors = list(tensors)
-    if not tensors:
-        raise ValueError("concat: needs at least one tensor, got none")
-    for t in tensors:
-        if not isinstance(t, Tensor):
-            raise TypeError(f"concat: expected Tensors, got {type(t).__name__}")
+    tensors = _sequence("concat", tensors)
     dtype = dtypes.promote(*tensors)
     return shape.Concat.apply(*(t.to(dtype) for t in tensors), axis=axis)
 
@@ -1110,11 +1198,24 @@ def stack(tensors, axis=0):
     tensor([[0., 1.],
             [0., 1.]])
     """
-    tensors = list(tensors)
+    tensors = _sequence("stack", tensors)
     for t in tensors:
-        if isinstance(t, Tensor) and t.shape != tensors[0].shape:
+        if t.shape != tensors[0].shape:
             raise ValueError(f"stack: shapes must be the same, got {tensors[0].shape} and {t.shape}")
+    axis = check_axis("stack", axis, tensors[0].ndim + 1)
     return concat([t.unsqueeze(axis) for t in tensors], axis)
+
+
+def _sequence(name, tensors):
+    """`tensors` as a list; TypeError unless it is a sequence of Tensors, ValueError where it is empty."""
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{name}: expected a list or tuple of Tensors, got {type(tensors).__name__}")
+    if not tensors:
+        raise ValueError(f"{name}: needs at least one tensor, got none")
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name}: expected Tensors, got {type(t).__name__}")
+    return list(tensors)
 
 
 __all__ = ["Function", "Tensor", "concat", "matmul", "maximum", "minimum", "stack", "where"]

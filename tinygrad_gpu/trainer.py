@@ -133,9 +133,8 @@ class Trainer:
 
     def _log(self, loss, val_loss, rate, bar):
         """Record what happened up to this step, and show it."""
-        norm = getattr(self.optimizer, "grad_norm", None)
-        norm = None if norm is None else float(norm)
-        record = dict(zip(COLUMNS, (self.step, loss, val_loss, self.optimizer.lr, norm, rate), strict=True))
+        values = (self.step, loss, val_loss, self.optimizer.lr, float(self.optimizer.grad_norm), rate)
+        record = dict(zip(COLUMNS, values, strict=True))
         self.history.append(record)
         if self.metrics:
             self._write(record, "a")

@@ -17,6 +17,7 @@ from ..device import array_module
 from ..dtypes import accumulator
 from .common import check, check_float, narrow, widen
 from .dropout import check_probability, multiplier
+from .reduce import top
 
 # Bytes of scores made at once: they stay in a CPU core's second-level cache; a GPU wants large batches.
 _BLOCK = {"numpy": 1 << 19, "cupy": 1 << 29}
@@ -34,15 +35,15 @@ def blocks(batch, heads, bytes_of_a_head, module):
 
 
 def ceiling(xp, tq, tk, causal, window, dtype):
-    """(Tq, Tk): +inf where the query sees the key, -inf elsewhere, or None where all see all. The minimum of it and the
-    scores is the masked scores."""
+    """(Tk, 1, Tq): +inf where the query sees the key, -inf elsewhere, or None where all see all. fmin of it and the transposed
+    scores (..., Tk, G, Tq) is the masked scores, whatever an unseen key holds."""
     if not causal:
         return None
     offset = tk - tq
     seen = xp.tri(tq, tk, offset, dtype=bool)
     if window is not None:
         seen &= ~xp.tri(tq, tk, offset - window, dtype=bool)
-    return xp.where(seen, dtype.type(math.inf), dtype.type(-math.inf))
+    return xp.where(seen.T[:, None], dtype.type(math.inf), dtype.type(-math.inf))
 
 
 class _Problem:
@@ -65,74 +66,80 @@ class _Problem:
         a = a[b, h.start * self.group : h.stop * self.group]
         return a.reshape(a.shape[0], h.stop - h.start, self.group * self.tq, *a.shape[3:])
 
+    def ungrouped(self, a, block):
+        """What `grouped` reads, as the view of an array (B, H, Tq, ...) to write to."""
+        b, h = block
+        return a[b, h.start * self.group : h.stop * self.group]
+
     def scores(self, q, k, block):
-        """The scaled queries of a block and its masked scores (b, Hkv, G Tq, Tk)."""
+        """The block's scaled queries and its masked scores, transposed: (b, Hkv, Tk, G Tq). NumPy reduces over the keys
+        two to three times as fast that way (35 against 90 us for 4 heads of 128 by 128)."""
         q = widen(self.grouped(q, block)) * self.dtype.type(self.scale)
-        s = self.xp.matmul(q, widen(k[block]).swapaxes(-1, -2))
+        s = self.xp.matmul(widen(k[block]), q.swapaxes(-1, -2))
         if self.ceiling is not None:
-            rows = s.reshape(-1, self.tq, self.tk)
-            self.xp.minimum(rows, self.ceiling, out=rows)
+            by_head = s.reshape(*s.shape[:-1], self.group, self.tq)
+            self.xp.fmin(by_head, self.ceiling, out=by_head)
         return q, s
 
-    def dropped(self, p, block):
-        """The dropout multiplier of the block's weights, or None."""
+    def dropped(self, s, block):
+        """The dropout multiplier of the block's weights, transposed as they are; None without dropout."""
         if not self.dropout_p:
             return None
         b, h = block
-        head = self.group * self.tq * self.tk
-        start = (b.start * self.key_heads + h.start) * head
-        return multiplier(self.xp, p.size, self.dropout_p, self.drawn, self.dtype, start).reshape(p.shape)
+        rows = self.group * self.tq
+        start = (b.start * self.key_heads + h.start) * rows * self.tk
+        m = multiplier(self.xp, s.size, self.dropout_p, self.drawn, self.dtype, start)
+        return m.reshape(*s.shape[:2], rows, self.tk).swapaxes(-1, -2)
 
 
 def fwd(q, k, v, problem):
     """O and L."""
-    xp, o = problem.xp, array_module(q).empty(q.shape, q.dtype)
-    lse = xp.empty(q.shape[:3], problem.dtype)
+    xp = problem.xp
+    o, lse = xp.empty_like(q), xp.empty(q.shape[:3], problem.dtype)  # o in the memory order of q, (B, T, H, D) in a GPT
+    ones = xp.ones((1, problem.tk), problem.dtype)
     for block in problem.blocks:
         _, p = problem.scores(q, k, block)
-        top = xp.amax(p, axis=-1, keepdims=True, initial=-math.inf)
-        top = xp.where(xp.isneginf(top), 0, top)
-        p -= top
+        shift = top(p, (2,))
+        shift = xp.where(xp.isneginf(shift), 0, shift)
+        p -= shift
         xp.exp(p, out=p)
-        total = p.sum(axis=-1, keepdims=True)
-        b, h = block
-        heads = slice(h.start * problem.group, h.stop * problem.group)
-        log = xp.where(total == 0, math.inf, top + xp.log(total))
-        lse[b, heads] = log.reshape(lse[b, heads].shape)
+        total = xp.matmul(ones, p)  # a sum over keys: a fifth of the time that sum() takes on a CPU
+        log = problem.ungrouped(lse, block)
+        log[...] = xp.where(total == 0, math.inf, shift + xp.log(total)).reshape(log.shape)
         m = problem.dropped(p, block)
         if m is not None:
             p *= m
-        part = xp.matmul(p, widen(v[block]))
-        part /= xp.where(total == 0, 1, total)
-        o[b, heads] = part.reshape(o[b, heads].shape)
+        part = xp.matmul(p.swapaxes(-1, -2), widen(v[block]))
+        part /= xp.where(total == 0, 1, total).swapaxes(-1, -2)
+        out = problem.ungrouped(o, block)
+        out[...] = part.reshape(out.shape)
     return o, lse
 
 
 def bwd(do, q, k, v, o, lse, problem):
     """dQ, dK, dV."""
     xp = problem.xp
-    dq, dk, dv = (xp.empty(a.shape, a.dtype) for a in (q, k, v))
+    dq, dk, dv = xp.empty_like(q), xp.empty_like(k), xp.empty_like(v)
     for block in problem.blocks:
-        b, h = block
-        heads = slice(h.start * problem.group, h.stop * problem.group)
         scaled, p = problem.scores(q, k, block)
-        p -= problem.grouped(lse, block)[..., None]
+        p -= problem.grouped(lse, block)[..., None, :]
         xp.exp(p, out=p)
         g = widen(problem.grouped(do, block))
-        d = (g * problem.grouped(o, block)).sum(axis=-1, keepdims=True)
-        ds = xp.matmul(g, widen(v[block]).swapaxes(-1, -2))
+        d = (g * problem.grouped(o, block)).sum(axis=-1)
+        ds = xp.matmul(widen(v[block]), g.swapaxes(-1, -2))
         m = problem.dropped(p, block)
         if m is not None:
             ds *= m
-        ds -= d
+        ds -= d[..., None, :]
         ds *= p
         if m is not None:
             p *= m
-        dv[block] = xp.matmul(p.swapaxes(-1, -2), g)
-        dk[block] = xp.matmul(ds.swapaxes(-1, -2), scaled)
-        part = xp.matmul(ds, widen(k[block]))
+        dv[block] = xp.matmul(p, g)
+        dk[block] = xp.matmul(ds, scaled)
+        part = xp.matmul(ds.swapaxes(-1, -2), widen(k[block]))
         part *= problem.dtype.type(problem.scale)
-        dq[b, heads] = part.reshape(dq[b, heads].shape)
+        out = problem.ungrouped(dq, block)
+        out[...] = part.reshape(out.shape)
     return dq, dk, dv
 
 

@@ -1,8 +1,8 @@
 """Cross-entropy of class scores, with class weights and label smoothing (arXiv:1512.00567, section 7), as in PyTorch.
 
-For a row z of V scores with target t, class weights w (1 each by default) and smoothing e:
-    loss = sum_c q_c (lse - z_c),   lse = log(sum(exp(z))),   q_c = w_c (e / V + (1 - e) [c = t])
-    dz_c = g (p_c sum(q) - q_c),    p = softmax(z),  g = the gradient of this row's loss
+For a row z of V scores, shifted by its maximum, with target t, class weights w (1 each by default) and smoothing e:
+    loss = sum_c q_c (l - z_c),    l = log(sum(exp(z))),    q_c = w_c (e / V + (1 - e) [c = t])
+    dz_c = g (p_c sum(q) - q_c),   p = exp(z - l),          g = the gradient of this row's loss
 "mean" divides the sum by that of w_t over the rows that count; a row whose target is ignore_index does not. Where no row
 counts the mean is 0, and every gradient exactly 0 (PyTorch gives NaN).
 Shapes: z (N, V), t (N,), w (V,), loss (N,). Rows are treated in the dtype of the arithmetic.
@@ -11,7 +11,7 @@ Shapes: z (N, V), t (N,), w (V,), loss (N,). Rows are treated in the dtype of th
 from ..autograd import Function
 from ..device import array_module, check_range
 from .common import check, check_float, check_integer, narrow, widen
-from .reduce import logsumexp
+from .reduce import top, total
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -26,23 +26,31 @@ def nonzero(total):
     return array_module(total).where(total == 0, total.dtype.type(1), total)
 
 
+def maxima(z):
+    """The maximum of each row, (N, 1); 0 where it is infinite, so that it can be subtracted."""
+    xp, m = array_module(z), top(z, (1,))
+    return xp.where(xp.isfinite(m), m, 0)
+
+
 def fwd(z, t, counts, w, e):
-    """loss (0 where a row does not count), lse, row weight. t holds a class for every row, `counts` which rows count."""
+    """loss (0 where a row does not count), l and the row's weight, each (N,), of shifted z.
+
+    t holds a class for every row, `counts` says which rows count.
+    """
     xp, v = array_module(z), z.shape[1]
-    lse = logsumexp(z, 1, keepdims=False)
-    rows = xp.arange(len(z))
+    log = xp.log(total(xp.exp(z), (1,), keepdims=False))
     weight = counts.astype(z.dtype) if w is None else xp.where(counts, w[t], 0)
-    loss = (1 - e) * weight * (lse - z[rows, t])
+    loss = (1 - e) * weight * (log - z[xp.arange(len(z)), t])
     if e:
-        spread = v * lse - z.sum(axis=1) if w is None else w.sum() * lse - z @ w
+        spread = v * log - total(z, (1,), keepdims=False) if w is None else w.sum() * log - z @ w
         loss += e / v * spread
-    return xp.where(counts, loss, 0), lse, weight
+    return xp.where(counts, loss, 0), log, weight
 
 
-def bwd(g, z, t, counts, w, e, lse, weight, extra=0):
-    """dz, given g (N,); `extra` is what a term of the loss that depends on lse alone adds to the factor of p."""
+def bwd(g, z, t, counts, w, e, log, weight, extra=0):
+    """dz of shifted z, given g (N,); `extra` (N,) is what a term of the loss that depends on l alone adds to p's factor."""
     xp, v = array_module(z), z.shape[1]
-    dz = z - lse[:, None]
+    dz = z - log[:, None]
     xp.exp(dz, out=dz)
     hit = (1 - e) * weight
     dz *= (hit + (e if w is None else e / v * w.sum()) + extra)[:, None]
@@ -69,31 +77,27 @@ class CrossEntropy(Function):
         )
         check_range("cross_entropy", "targets", targets, v, ignore_index)
 
-        xp = array_module(logits)
-        moved = xp.moveaxis(logits, axis, -1)
-        z, t = widen(moved.reshape(-1, v)), targets.ravel()
+        ctx.axis, ctx.shape, ctx.e, ctx.reduction = axis, (*shape, v), label_smoothing, reduction
+        z, t, w = ctx._rows(logits), targets.ravel(), None if w is None else widen(w)
         counts = t != ignore_index
-        t, w = xp.where(counts, t, 0), None if w is None else widen(w)
-        loss, lse, weight = fwd(z, t, counts, w, label_smoothing)
+        t = array_module(t).where(counts, t, 0)
+        shift = maxima(z)
+        loss, log, weight = fwd(z - shift, t, counts, w, label_smoothing)
         ctx.total = nonzero(weight.sum()) if reduction == "mean" else None
-        ctx.axis, ctx.e, ctx.reduction, ctx.shape, ctx.dtype = (
-            axis,
-            label_smoothing,
-            reduction,
-            moved.shape,
-            logits.dtype,
-        )
-        ctx.save_for_backward(logits, t, counts, w, lse, weight)
+        ctx.save_for_backward(logits, t, counts, w, shift, log, weight)
         if reduction == "none":
             return narrow(loss, logits.dtype).reshape(shape)
         loss = loss.sum()
         return narrow(loss / ctx.total if reduction == "mean" else loss, logits.dtype)
 
+    def _rows(ctx, logits):
+        """The logits as (N, V) in the arithmetic dtype."""
+        return widen(array_module(logits).moveaxis(logits, ctx.axis, -1).reshape(-1, ctx.shape[-1]))
+
     def backward(ctx, dy):
-        logits, t, counts, w, lse, weight = ctx.saved_arrays
+        logits, t, counts, w, shift, log, weight = ctx.saved_arrays
         xp = array_module(dy)
-        z = widen(xp.moveaxis(logits, ctx.axis, -1).reshape(-1, ctx.shape[-1]))
         g = widen(dy).reshape(-1) if ctx.reduction == "none" else xp.broadcast_to(widen(dy), t.shape)
         g = g / ctx.total if ctx.reduction == "mean" else g
-        dz = bwd(g, z, t, counts, w, ctx.e, lse, weight)
-        return narrow(xp.moveaxis(dz.reshape(ctx.shape), -1, ctx.axis), ctx.dtype), None, None
+        dz = bwd(g, ctx._rows(logits) - shift, t, counts, w, ctx.e, log, weight)
+        return narrow(xp.moveaxis(dz.reshape(ctx.shape), -1, ctx.axis), dy.dtype), None, None

@@ -1,14 +1,15 @@
 """Ops that treat each element by itself, operands broadcast as in NumPy.
 
 With dy the gradient of y, each rule is dy times the derivative, summed back over broadcast axes. Operands are arrays of
-one dtype, or Python numbers, which never widen it. Half types go through float32 where a formula has several steps.
+one dtype, or Python numbers, which never widen it. Half types go through float32 where a formula has several steps or a
+Python number in it, and are rounded once: a gradient returned in float32 is rounded by the engine.
 """
 
 import numpy as np
 
 from ..autograd import Function
 from ..device import array_module, is_array
-from .common import check, narrow, unbroadcast, widen
+from .common import blocks, check, narrow, unbroadcast, widen
 
 
 def check_broadcast(name, *operands):
@@ -20,39 +21,70 @@ def check_broadcast(name, *operands):
         raise ValueError(f"{name}: shapes must broadcast, got {' and '.join(map(str, shapes))}") from None
 
 
+def masked(a, mask):
+    """`a` where the bool array `mask` holds, else 0, even where a is infinite or NaN.
+
+    The bits of a, taken for an integer, times 1 or 0: 0.6 ms on a CPU for 2^20 random elements, where() takes 5.7 ms.
+    """
+    return (a.view(f"i{a.dtype.itemsize}") * mask).view(a.dtype)
+
+
+def blockwise(f, *arrays):
+    """f, a chain of elementwise steps, of arrays of one shape; widened for f, the result in the dtype of the first."""
+    if not isinstance(arrays[0], np.ndarray):
+        return narrow(f(*map(widen, arrays)), arrays[0].dtype)
+    y = np.empty(arrays[0].shape, arrays[0].dtype)
+    flat, *operands = (a.reshape(-1) for a in (y, *arrays))
+    for b in blocks(np, y.size):
+        flat[b] = f(*(widen(a[b]) for a in operands))
+    return y
+
+
+def _wide(x):
+    return widen(x) if is_array(x) else x
+
+
 def _operands(name, a, b):
-    """Check the operands of a binary op; gives the dtype of its result."""
+    """Check the operands of a binary op; gives them as its arithmetic takes them, and the dtype of its result.
+
+    One operation on two half arrays rounds once as it is; beside a number, which is no half, an array is widened.
+    """
     check_broadcast(name, a, b)
-    return (a if is_array(a) else b).dtype
+    dtype = (a if is_array(a) else b).dtype
+    return (a, b, dtype) if is_array(a) and is_array(b) else (_wide(a), _wide(b), dtype)
 
 
-def _module(*operands):
-    return array_module(next(a for a in operands if is_array(a)))
+def _product(dy, b, shape):
+    """dy * b, an array or a number, summed back to `shape`: rounded once."""
+    wide = dy if is_array(b) and dy.shape == shape else widen(dy)
+    return unbroadcast(wide * b, shape)
 
 
 class Add(Function):
     """y = a + b"""
 
     def forward(ctx, a, b):
-        dtype = _operands("add", a, b)
         ctx.shapes = np.shape(a), np.shape(b)
+        a, b, dtype = _operands("add", a, b)
         return narrow(a + b, dtype)
 
     def backward(ctx, dy):
-        return tuple(unbroadcast(dy, s) if need else None for s, need in zip(ctx.shapes, ctx.needs_input_grad, strict=True))
+        return tuple(
+            unbroadcast(dy, s) if need else None for s, need in zip(ctx.shapes, ctx.needs_input_grad, strict=True)
+        )
 
 
 class Sub(Function):
     """y = a - b"""
 
     def forward(ctx, a, b):
-        dtype = _operands("sub", a, b)
         ctx.shapes = np.shape(a), np.shape(b)
+        a, b, dtype = _operands("sub", a, b)
         return narrow(a - b, dtype)
 
     def backward(ctx, dy):
         da = unbroadcast(dy, ctx.shapes[0]) if ctx.needs_input_grad[0] else None
-        db = unbroadcast(-dy, ctx.shapes[1]) if ctx.needs_input_grad[1] else None
+        db = -unbroadcast(dy, ctx.shapes[1]) if ctx.needs_input_grad[1] else None
         return da, db
 
 
@@ -60,35 +92,33 @@ class Mul(Function):
     """y = a b;  da = dy b,  db = dy a"""
 
     def forward(ctx, a, b):
-        dtype = _operands("mul", a, b)
         need_a, need_b = ctx.needs_input_grad
         ctx.shapes = np.shape(a), np.shape(b)
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
+        a, b, dtype = _operands("mul", a, b)
         return narrow(a * b, dtype)
 
     def backward(ctx, dy):
         a, b = ctx.saved_arrays
-        da = unbroadcast(narrow(dy * b, dy.dtype), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
-        db = unbroadcast(narrow(dy * a, dy.dtype), ctx.shapes[1]) if ctx.needs_input_grad[1] else None
+        da = _product(dy, b, ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        db = _product(dy, a, ctx.shapes[1]) if ctx.needs_input_grad[1] else None
         return da, db
 
 
 class Div(Function):
-    """y = a / b;  da = dy / b,  db = -dy a / b^2"""
+    """y = a / b;  da = dy / b,  db = -da (a / b), which has no square of b to overflow"""
 
     def forward(ctx, a, b):
-        dtype = _operands("div", a, b)
         ctx.shapes = np.shape(a), np.shape(b)
         ctx.save_for_backward(a if ctx.needs_input_grad[1] else None, b)
+        a, b, dtype = _operands("div", a, b)
         return narrow(a / b, dtype)
 
     def backward(ctx, dy):
         a, b = ctx.saved_arrays
-        da = unbroadcast(narrow(dy / b, dy.dtype), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
-        db = None
-        if ctx.needs_input_grad[1]:
-            wide = widen(b)
-            db = unbroadcast(narrow(-dy * a / (wide * wide), dy.dtype), ctx.shapes[1])
+        quotient = widen(dy) / b
+        da = unbroadcast(quotient, ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        db = -unbroadcast(quotient * (_wide(a) / b), ctx.shapes[1]) if ctx.needs_input_grad[1] else None
         return da, db
 
 
@@ -96,55 +126,60 @@ class Pow(Function):
     """y = a ** b;  da = dy b a^(b-1) (0 where b = 0),  db = dy y log(a) (0 where a = 0 <= b)"""
 
     def forward(ctx, a, b):
-        dtype = _operands("pow", a, b)
-        y = narrow(a * a if np.isscalar(b) and b == 2 else a**b, dtype)
         ctx.shapes = np.shape(a), np.shape(b)
+        base, exponent, dtype = _operands("pow", a, b)
+        if dtype.kind == "i":
+            least = exponent if np.isscalar(exponent) else exponent.min() if exponent.size else 0
+            check(least >= 0, f"pow: the exponents of integers must not be negative, got {least}")
+        y = narrow(_power(base, exponent), dtype)
         ctx.save_for_backward(a, b, y if ctx.needs_input_grad[1] else None)
         return y
 
     def backward(ctx, dy):
-        a, b, y = ctx.saved_arrays
-        xp = array_module(dy)
+        a, b, y = (_wide(x) for x in ctx.saved_arrays)
+        xp, dy = array_module(dy), widen(dy)
         da = db = None
         if ctx.needs_input_grad[0]:
-            if np.isscalar(b):
-                slope = b * a ** (b - 1) if b else xp.zeros_like(a)
-            else:
-                slope = xp.where(b == 0, 0, b * a ** xp.where(b == 0, xp.ones_like(b), b - 1))
-            da = unbroadcast(narrow(dy * slope, dy.dtype), ctx.shapes[0])
+            slope = b * a ** (b - 1 + (b == 0))  # at b = 0: 0 a^0
+            da = unbroadcast(dy * slope, ctx.shapes[0])
         if ctx.needs_input_grad[1]:
-            base = xp.asarray(a, dtype=dy.dtype)
-            log = xp.where((base == 0) & (b >= 0), 0, xp.log(base))
-            db = unbroadcast(narrow(dy * y * log, dy.dtype), ctx.shapes[1])
+            a = xp.asarray(a, dtype=dy.dtype)
+            db = unbroadcast(dy * y * xp.where((a == 0) & (b >= 0), 0, xp.log(a)), ctx.shapes[1])
         return da, db
 
 
-class Maximum(Function):
-    """y = max(a, b), NaN if either is; the gradient goes to the larger, half to each where they are equal"""
+def _power(a, b):
+    """a ** b, 2 and 3 as products: x ** 3 takes a CPU 1 ms for 2^20 numbers, by pow 20."""
+    if np.isscalar(b) and b in (2, 3):
+        return a * a if b == 2 else a * a * a
+    return a**b
 
-    larger = True
+
+class Maximum(Function):
+    """y = max(a, b), NaN if either is; the gradient goes to the larger, half to each where they are equal (b if NaN)"""
+
+    name, larger = "maximum", True
 
     def forward(ctx, a, b):
-        dtype = _operands("maximum" if ctx.larger else "minimum", a, b)
+        check_broadcast(ctx.name, a, b)
         ctx.shapes = np.shape(a), np.shape(b)
         ctx.save_for_backward(a, b)
-        xp = _module(a, b)
-        return narrow((xp.maximum if ctx.larger else xp.minimum)(a, b), dtype)
+        array = a if is_array(a) else b
+        return narrow(getattr(array_module(array), ctx.name)(a, b), array.dtype)
 
     def backward(ctx, dy):
         a, b = ctx.saved_arrays
-        xp = array_module(dy)
-        wins = (a > b) if ctx.larger else (a < b)
-        share = narrow(xp.where(a == b, 0.5, wins), dy.dtype)  # of a
-        da = unbroadcast(dy * share, ctx.shapes[0]) if ctx.needs_input_grad[0] else None
-        db = unbroadcast(narrow(dy * (1 - share), dy.dtype), ctx.shapes[1]) if ctx.needs_input_grad[1] else None
+        wins, ties = (a > b) if ctx.larger else (a < b), a == b
+        dy = dy / (ties + dy.dtype.type(1))
+        da = unbroadcast(masked(dy, wins | ties), ctx.shapes[0]) if ctx.needs_input_grad[0] else None
+        db = unbroadcast(masked(dy, ~wins), ctx.shapes[1]) if ctx.needs_input_grad[1] else None
         return da, db
 
 
 class Minimum(Maximum):
     """y = min(a, b); as Maximum"""
 
-    larger = False
+    name, larger = "minimum", False
 
 
 class Where(Function):
@@ -159,9 +194,8 @@ class Where(Function):
 
     def backward(ctx, dy):
         (condition,) = ctx.saved_arrays
-        xp, zero = array_module(dy), dy.dtype.type(0)
-        da = unbroadcast(xp.where(condition, dy, zero), ctx.shapes[1]) if ctx.needs_input_grad[1] else None
-        db = unbroadcast(xp.where(condition, zero, dy), ctx.shapes[2]) if ctx.needs_input_grad[2] else None
+        da = unbroadcast(masked(dy, condition), ctx.shapes[1]) if ctx.needs_input_grad[1] else None
+        db = unbroadcast(masked(dy, ~condition), ctx.shapes[2]) if ctx.needs_input_grad[2] else None
         return None, da, db
 
 
@@ -180,6 +214,7 @@ class Neg(Function):
     """y = -x"""
 
     def forward(ctx, x):
+        check(x.dtype != bool, "neg: x must hold numbers, got bool; use ~", TypeError)
         return -x
 
     def backward(ctx, dy):
@@ -237,17 +272,16 @@ class Sqrt(Function):
 
 
 class Rsqrt(Function):
-    """y = 1 / sqrt(x);  dx = -dy y^3 / 2"""
+    """y = 1 / sqrt(x);  dx = -dy y / (2 x)"""
 
     def forward(ctx, x):
-        y = narrow(1 / array_module(x).sqrt(widen(x)), x.dtype)
-        ctx.save_for_backward(y)
-        return y
+        ctx.save_for_backward(x)
+        return narrow(1 / array_module(x).sqrt(widen(x)), x.dtype)
 
     def backward(ctx, dy):
-        (y,) = ctx.saved_arrays
-        wide = widen(y)
-        return narrow(dy * (-0.5 * wide * wide * wide), dy.dtype)
+        (x,) = ctx.saved_arrays
+        wide = widen(x)
+        return -0.5 * widen(dy) / (wide * array_module(x).sqrt(wide))
 
 
 class Tanh(Function):
@@ -259,28 +293,40 @@ class Tanh(Function):
         return y
 
     def backward(ctx, dy):
-        (y,) = ctx.saved_arrays
-        wide = widen(y)
-        return narrow(dy * (1 - wide * wide), dy.dtype)
+        return blockwise(lambda dy, y: dy * (1 - y * y), dy, *ctx.saved_arrays)
 
 
 def sigmoid(x):
-    """1 / (1 + e^-x) of an array in its arithmetic dtype."""
-    return 1 / (1 + array_module(x).exp(-x))
+    """1 / (1 + e^-x)"""
+    y = array_module(x).exp(-x)
+    y += 1
+    return 1 / y
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def silu_bwd(dy, x):
+    s = sigmoid(x)
+    slope = 1 - s
+    slope *= x
+    slope += 1
+    slope *= s
+    slope *= dy
+    return slope
 
 
 class Sigmoid(Function):
     """y = 1 / (1 + e^-x);  dx = dy y (1 - y)"""
 
     def forward(ctx, x):
-        y = narrow(sigmoid(widen(x)), x.dtype)
+        y = blockwise(sigmoid, x)
         ctx.save_for_backward(y)
         return y
 
     def backward(ctx, dy):
-        (y,) = ctx.saved_arrays
-        wide = widen(y)
-        return narrow(dy * (wide * (1 - wide)), dy.dtype)
+        return blockwise(lambda dy, y: dy * (y * (1 - y)), dy, *ctx.saved_arrays)
 
 
 class Silu(Function):
@@ -288,14 +334,10 @@ class Silu(Function):
 
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        wide = widen(x)
-        return narrow(wide * sigmoid(wide), x.dtype)
+        return blockwise(silu, x)
 
     def backward(ctx, dy):
-        (x,) = ctx.saved_arrays
-        wide = widen(x)
-        s = sigmoid(wide)
-        return narrow(dy * (s * (1 + wide * (1 - s))), dy.dtype)
+        return blockwise(silu_bwd, dy, *ctx.saved_arrays)
 
 
 class Relu(Function):
@@ -308,7 +350,7 @@ class Relu(Function):
 
     def backward(ctx, dy):
         (y,) = ctx.saved_arrays
-        return dy * (y > 0)
+        return masked(dy, y > 0)
 
 
 class Sin(Function):
@@ -357,4 +399,4 @@ class Clamp(Function):
             inside &= x >= low
         if high is not None:
             inside &= x <= high
-        return dy * inside
+        return masked(dy, inside)

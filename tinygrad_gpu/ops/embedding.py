@@ -11,29 +11,21 @@ from .common import check, check_float, check_integer, narrow, widen
 def segment_sum(rows, ids, n):
     """out (n, C) with out[v] the sum of rows[i] (R, C) where ids[i] = v: no atomics, so the same bits every time.
 
-    Rows are sorted by id (a stable sort), then neighbours of one id are added pairwise in log2 R passes: the k-th pass
-    adds row i + 2^k to row i where i's rank within its id is a multiple of 2^(k+1). The rounding error is that of a
-    pairwise sum, O(log R). The result has the dtype of rows; half types are summed in float32.
+    Rows are sorted by id (a stable sort). Then, in log2 R passes, those of odd rank among the rows of an id are added
+    to the one before them, until each id has one row: a pairwise sum, whose rounding error is O(log R). The result has
+    the dtype of rows; half types are summed in float32.
     """
-    xp, wide = array_module(rows), widen(rows)
-    out = xp.zeros((n, rows.shape[1]), wide.dtype)
-    if rows.size:
-        order = xp.argsort(ids, kind="stable")
-        ids, sums = ids[order], wide[order]
-        first = xp.searchsorted(ids, ids)  # where each row's id starts
-        rank = xp.arange(len(ids)) - first
-        count = int(rank.max()) + 1
-        starts = xp.flatnonzero(rank == 0)
-        step, alive = 1, xp.arange(len(ids))  # rows that still take part, all with rank a multiple of step
-        while step < count:
-            alive = alive[rank[alive] % (2 * step) == 0]
-            ends = alive + step
-            inside = ends < len(ids)
-            left = alive[inside]
-            left = left[ids[left + step] == ids[left]]
-            sums[left] += sums[left + step]
-            step *= 2
-        out[ids[starts]] = sums[starts]
+    xp, sums = array_module(rows), widen(rows)
+    out = xp.zeros((n, rows.shape[1]), sums.dtype)
+    order = xp.argsort(ids, kind="stable")
+    ids, sums = ids[order], sums[order]
+    rank = xp.arange(len(ids)) - xp.searchsorted(ids, ids)
+    while (odd := xp.flatnonzero(rank % 2)).size:
+        even = xp.flatnonzero(rank % 2 == 0)
+        kept = sums[even]
+        kept[xp.searchsorted(even, odd) - 1] += sums[odd]
+        sums, ids, rank = kept, ids[even], rank[even] // 2
+    out[ids] = sums
     return narrow(out, rows.dtype)
 
 
@@ -50,4 +42,4 @@ class Embedding(Function):
     def backward(ctx, dy):
         (ids,) = ctx.saved_arrays
         vocabulary, width = ctx.shape
-        return None, segment_sum(widen(dy.reshape(-1, width)), ids.ravel(), vocabulary)
+        return None, segment_sum(widen(dy.reshape(ids.size, width)), ids.ravel(), vocabulary)

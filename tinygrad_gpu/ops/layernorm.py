@@ -18,16 +18,23 @@ from .common import check, check_float, narrow, widen
 from .gemm import column_sum
 
 
-def _row_mean(a):
-    return a.mean(axis=-1, keepdims=True)
+def _mean(a):
+    """The mean of each row of a (..., C), as (..., 1); by BLAS, in half the time of mean() on a CPU."""
+    c = a.shape[-1]
+    return (a @ array_module(a).ones(c, a.dtype))[..., None] / a.dtype.type(c)
+
+
+def _mean_of_product(a, b):
+    """The mean of each row of a * b, with no array for the product."""
+    return array_module(a).einsum("...c,...c->...", a, b)[..., None] / a.dtype.type(a.shape[-1])
 
 
 def fwd(x, w, b, eps):
     """y, mean, rstd."""
-    xp, wide = array_module(x), widen(x)
-    mean = _row_mean(wide)
+    wide = widen(x)
+    mean = _mean(wide)
     y = wide - mean
-    rstd = 1 / xp.sqrt(_row_mean(y * y) + wide.dtype.type(eps))
+    rstd = 1 / array_module(x).sqrt(_mean_of_product(y, y) + wide.dtype.type(eps))
     y *= rstd
     if w is not None:
         y *= w
@@ -38,15 +45,13 @@ def fwd(x, w, b, eps):
 
 def bwd(dy, x, w, mean, rstd):
     """dx, dw, db; the last two in the dtype of the arithmetic."""
-    xhat = widen(x) - mean
+    dy, xhat = widen(dy), widen(x) - mean
     xhat *= rstd
-    g = widen(dy)
-    dw, db = column_sum(g * xhat), column_sum(g)
-    g = g * w if w is not None else g
-    dx = xhat
-    dx *= -_row_mean(g * xhat)
-    dx += g
-    dx -= _row_mean(g)
+    dw, db = column_sum(dy * xhat), column_sum(dy)
+    dx = dy.copy() if w is None else dy * w  # g
+    xhat *= _mean_of_product(dx, xhat)
+    xhat += _mean(dx)
+    dx -= xhat
     dx *= rstd
     return narrow(dx, x.dtype), dw, db
 
@@ -54,7 +59,7 @@ def bwd(dy, x, w, mean, rstd):
 def rms_fwd(x, w, eps):
     """y, rstd."""
     wide = widen(x)
-    rstd = 1 / array_module(x).sqrt(_row_mean(wide * wide) + wide.dtype.type(eps))
+    rstd = 1 / array_module(x).sqrt(_mean_of_product(wide, wide) + wide.dtype.type(eps))
     y = wide * rstd
     if w is not None:
         y *= w
@@ -63,13 +68,11 @@ def rms_fwd(x, w, eps):
 
 def rms_bwd(dy, x, w, rstd):
     """dx, dw."""
-    xhat = widen(x) * rstd
-    g = widen(dy)
-    dw = column_sum(g * xhat)
-    g = g * w if w is not None else g
-    dx = xhat
-    dx *= -_row_mean(g * xhat)
-    dx += g
+    dy, xhat = widen(dy), widen(x) * rstd
+    dw = column_sum(dy * xhat)
+    dx = dy.copy() if w is None else dy * w  # g
+    xhat *= _mean_of_product(dx, xhat)
+    dx -= xhat
     dx *= rstd
     return narrow(dx, x.dtype), dw
 

@@ -63,24 +63,30 @@ class _Problem:
         return z
 
     def losses(self, chunk, z):
-        """The chunk's losses, lse and row weights."""
-        loss, lse, weight = cross_entropy.fwd(z, self.t[chunk], self.counts[chunk], None, self.e)
+        """The chunk's losses, and what `gradients` needs again; shifts z by its maxima."""
+        shift = cross_entropy.maxima(z)
+        z -= shift
+        loss, log, weight = cross_entropy.fwd(z, self.t[chunk], self.counts[chunk], None, self.e)
         if self.z_loss:
+            lse = log + shift[:, 0]
             loss += self.xp.where(self.counts[chunk], self.z_loss * lse * lse, 0)
         if self.u is not None:
             loss *= self.u[chunk]
-        return loss, lse, weight
+        return loss, (shift, log, weight)
 
-    def gradients(self, chunk, z, g, lse, weight, dx, dw, db):
-        """Put the chunk's rows into dx and add to the Places dw and db (each None where not needed); g (rows,) is upstream.
-        Overwrites z."""
+    def gradients(self, chunk, z, g, statistics, dx, dw, db):
+        """Put the chunk's rows into dx and add to the Places dw and db (each None where not needed), given the upstream
+        gradient g (rows,), and the z and statistics that `losses` left. Overwrites z."""
+        shift, log, weight = statistics
         g = g if self.u is None else g * self.u[chunk]
-        extra = 2 * self.z_loss * lse
-        dz = cross_entropy.bwd(g, z, self.t[chunk], self.counts[chunk], None, self.e, lse, weight, extra)
+        extra = 2 * self.z_loss * (log + shift[:, 0])
+        dz = cross_entropy.bwd(g, z, self.t[chunk], self.counts[chunk], None, self.e, log, weight, extra)
         if self.softcap is not None:
+            z += shift
             z /= self.softcap
             z *= z
             dz *= self.xp.subtract(1, z, out=z)
+            dz[~self.counts[chunk]] = 0  # where z is NaN
         if dx is not None:
             part = None
             for block in self.blocks:
@@ -136,9 +142,9 @@ class LinearCrossEntropy(Function):
         loss = xp.empty(n, wide)
         for chunk in ctx.chunks:
             z = problem.logits(chunk)
-            loss[chunk], lse, weights = problem.losses(chunk, z)
+            loss[chunk], statistics = problem.losses(chunk, z)
             if dx is not None or dw is not None or db is not None:
-                problem.gradients(chunk, z, xp.ones(len(z), wide), lse, weights, dx, dw, db)
+                problem.gradients(chunk, z, xp.ones(len(z), wide), statistics, dx, dw, db)
         if not now:
             ctx.problem = problem
             ctx.save_for_backward(x, weight, bias, targets, token_weight)
@@ -163,8 +169,8 @@ class LinearCrossEntropy(Function):
             dx, dw, db = ctx._gradients(problem)
             for chunk in ctx.chunks:
                 z = problem.logits(chunk)
-                _, lse, weights = problem.losses(chunk, z)
-                problem.gradients(chunk, z, g[chunk], lse, weights, dx, dw, db)
+                _, statistics = problem.losses(chunk, z)
+                problem.gradients(chunk, z, g[chunk], statistics, dx, dw, db)
             for place in (dw, db):
                 if place is not None and not place.filled:
                     place.array[...] = 0

@@ -1,16 +1,19 @@
 """Reductions over one axis, several or all. Half types are summed in float32, integers in int64.
 
 With g the gradient dy put back on the reduced axes (length 1) and n the number of elements that one result covers:
-sum: dx = g.  mean: g / n.  var: g 2 (x - mean) / (n - correction).  max, min: g where x is the extreme, shared by ties.
-logsumexp: g softmax(x).
+sum: dx = g.  mean: g / n.  var: g 2 (x - mean) / (n - correction).  std: g (x - mean) / ((n - correction) y), 0 where
+y = 0.  max, min: g where x is the extreme, shared by ties.  logsumexp: g softmax(x).
 """
 
 import math
 
+import numpy as np
+
 from ..autograd import Function
-from ..device import array_module
-from ..dtypes import accumulator, is_float
+from ..device import array_module, as_array
+from ..dtypes import accumulator, float64, is_float
 from .common import check, check_axes, check_axis, check_float, narrow, widen
+from .elementwise import masked
 
 
 def _kept(shape, axes):
@@ -21,6 +24,25 @@ def _count(shape, axes):
     return math.prod(shape[i] for i in axes)
 
 
+def total(x, axes, keepdims):
+    """The sum of x over `axes`, in its arithmetic dtype.
+
+    NumPy sums pairwise along contiguous memory, but across it row after row, whose error grows with their number (300
+    roundings for 10^6 rows): there a long sum is taken in float64, in twice the time.
+    """
+    dtype = accumulator(x.dtype)
+    along = x.flags.c_contiguous and axes == tuple(range(x.ndim - len(axes), x.ndim))
+    exact = isinstance(x, np.ndarray) and not along and _count(x.shape, axes) > 1024
+    return narrow(array_module(x).sum(x, axis=axes, keepdims=keepdims, dtype=float64 if exact else dtype), dtype)
+
+
+def top(x, axes):
+    """The largest elements of x over `axes`, which keep length 1; -inf over none."""
+    if x.size == 0:
+        return array_module(x).full(_kept(x.shape, axes), -math.inf, x.dtype)
+    return array_module(x).amax(x, axis=axes, keepdims=True)
+
+
 class Sum(Function):
     """y = sum of x over `axis`"""
 
@@ -29,7 +51,7 @@ class Sum(Function):
         ctx.shape, ctx.kept = x.shape, _kept(x.shape, axes)
         if not is_float(x.dtype):
             return x.sum(axis=axes, keepdims=keepdims, dtype="int64")
-        return narrow(array_module(x).sum(x, axis=axes, keepdims=keepdims, dtype=accumulator(x.dtype)), x.dtype)
+        return narrow(total(x, axes, keepdims), x.dtype)
 
     def backward(ctx, dy):
         return array_module(dy).broadcast_to(dy.reshape(ctx.kept), ctx.shape)
@@ -41,69 +63,84 @@ class Mean(Function):
     def forward(ctx, x, axis, keepdims):
         check_float("mean", x=x)
         axes = check_axes("mean", axis, x.ndim)
-        ctx.shape, ctx.kept, ctx.n = x.shape, _kept(x.shape, axes), _count(x.shape, axes)
-        xp = array_module(x)
-        total = xp.sum(x, axis=axes, keepdims=keepdims, dtype=accumulator(x.dtype))
-        return narrow(total / xp.asarray(ctx.n, total.dtype), x.dtype)
+        ctx.shape, ctx.kept, ctx.n = x.shape, _kept(x.shape, axes), float(_count(x.shape, axes))
+        return narrow(total(x, axes, keepdims) / ctx.n, x.dtype)
 
     def backward(ctx, dy):
-        g = narrow(dy.reshape(ctx.kept) / dy.dtype.type(max(ctx.n, 1)), dy.dtype)
-        return array_module(dy).broadcast_to(g, ctx.shape)
+        return array_module(dy).broadcast_to(widen(dy).reshape(ctx.kept) / ctx.n, ctx.shape)
 
 
 class Var(Function):
     """y = sum((x - mean)^2) / (n - correction) over `axis`, in two passes; NaN or inf where n <= correction"""
 
+    name = "var"
+
     def forward(ctx, x, axis, keepdims, correction):
-        check_float("var", x=x)
-        axes = check_axes("var", axis, x.ndim)
-        ctx.kept, ctx.axes = _kept(x.shape, axes), axes
-        ctx.freedom = max(_count(x.shape, axes) - correction, 0)
-        ctx.save_for_backward(x)
-        xp, wide = array_module(x), widen(x)
-        centred = wide - wide.mean(axis=axes, keepdims=True)
-        total = xp.sum(centred * centred, axis=axes, keepdims=keepdims)
-        return narrow(total / xp.asarray(ctx.freedom, total.dtype), x.dtype)
+        check_float(ctx.name, x=x)
+        number = isinstance(correction, (int, float))
+        check(number, f"{ctx.name}: correction must be a number, got {correction!r}", TypeError)
+        ctx.axes = axes = check_axes(ctx.name, axis, x.ndim)
+        ctx.kept, ctx.n = _kept(x.shape, axes), float(_count(x.shape, axes))
+        ctx.freedom = max(ctx.n - correction, 0.0)
+        centred = ctx._centred(x)
+        y = ctx._finish(total(centred * centred, axes, keepdims) / ctx.freedom)
+        ctx.save_for_backward(x, y)
+        return narrow(y, x.dtype)
 
     def backward(ctx, dy):
-        (x,) = ctx.saved_arrays
+        x, y = ctx.saved_arrays
+        g = ctx._factor(widen(dy).reshape(ctx.kept), y.reshape(ctx.kept)) / ctx.freedom
+        return g * ctx._centred(x)
+
+    def _centred(ctx, x):
         wide = widen(x)
-        centred = wide - wide.mean(axis=ctx.axes, keepdims=True)
-        factor = array_module(x).asarray(2 / ctx.freedom if ctx.freedom else math.nan, wide.dtype)
-        return narrow(dy.reshape(ctx.kept) * factor * centred, dy.dtype)
+        return wide - total(wide, ctx.axes, keepdims=True) / ctx.n
+
+    def _finish(ctx, variance):
+        return variance
+
+    def _factor(ctx, g, y):
+        return 2 * g
+
+
+class Std(Var):
+    """y = sqrt(var(x))"""
+
+    name = "std"
+
+    def _finish(ctx, variance):
+        return array_module(variance).sqrt(variance)
+
+    def _factor(ctx, g, y):
+        return masked(g / y, y != 0)
 
 
 class Max(Function):
-    """y = largest element of x over `axis`, NaN if one is; elements that tie share the gradient"""
+    """y = largest element of x over `axis`; elements that tie share the gradient. NaN if one is, with no gradient"""
 
-    largest = True
+    name, extreme = "max", "amax"
 
     def forward(ctx, x, axis, keepdims):
-        name = "max" if ctx.largest else "min"
-        axes = check_axes(name, axis, x.ndim)
-        check(_count(x.shape, axes) > 0 or 0 in [n for i, n in enumerate(x.shape) if i not in axes],
-              f"{name}: cannot reduce over no element, got shape {x.shape}, axis {axis}")  # fmt: skip
-        ctx.axes, ctx.kept = axes, _kept(x.shape, axes)
+        ctx.axes = axes = check_axes(ctx.name, axis, x.ndim)
+        ctx.kept = kept = _kept(x.shape, axes)
+        possible = x.size or not math.prod(kept)  # over no element there may be no result to find
+        check(possible, f"{ctx.name}: cannot reduce over no element, got shape {x.shape}, axis {axis}")
         xp = array_module(x)
-        y = (xp.amax if ctx.largest else xp.amin)(x, axis=axes, keepdims=True, **ctx._initial(x, axes))
+        y = getattr(xp, ctx.extreme)(x, axis=axes, keepdims=True) if x.size else xp.empty(kept, x.dtype)
         ctx.save_for_backward(x, y)
         return y if keepdims else y.reshape(tuple(n for i, n in enumerate(x.shape) if i not in axes))
-
-    def _initial(ctx, x, axes):
-        """NumPy refuses a maximum over an empty axis even where there is no result to fill."""
-        return {"initial": 0} if _count(x.shape, axes) == 0 else {}
 
     def backward(ctx, dy):
         x, y = ctx.saved_arrays
         hit = x == y
-        ties = hit.sum(axis=ctx.axes, keepdims=True)
-        return narrow(hit * (dy.reshape(ctx.kept) / widen(ties.astype(dy.dtype))), dy.dtype)
+        ties = hit.sum(axis=ctx.axes, keepdims=True, dtype=accumulator(x.dtype))
+        return masked(widen(dy).reshape(ctx.kept) / ties, hit)
 
 
 class Min(Max):
     """y = smallest element of x over `axis`; as Max"""
 
-    largest = False
+    name, extreme = "min", "amin"
 
 
 def arg(name, x, axis, keepdims):
@@ -115,29 +152,36 @@ def arg(name, x, axis, keepdims):
     return xp.asarray(getattr(xp, name)(widen(x), axis=axis, keepdims=keepdims)).astype("int64", copy=False)
 
 
-def logsumexp(x, axes, keepdims):
-    """log(sum(exp(x))) over `axes`, shifted by the maximum (0 where that is infinite); -inf over no element."""
+def _exponentials(x, axes):
+    """exp(x - m) with m the maximum over `axes` (0 where that is infinite), its sum over `axes`, and m."""
     xp, wide = array_module(x), widen(x)
-    top = xp.amax(wide, axis=axes, keepdims=True, initial=-math.inf)
-    top = xp.where(xp.isfinite(top), top, 0)
-    powers = wide - top
-    total = xp.log(xp.sum(xp.exp(powers, out=powers), axis=axes, keepdims=True)) + top
-    return total if keepdims else xp.squeeze(total, axes)
+    shift = top(wide, axes)
+    shift = xp.where(xp.isfinite(shift), shift, 0)
+    powers = as_array(wide - shift)
+    xp.exp(powers, out=powers)
+    return powers, total(powers, axes, keepdims=True), shift
+
+
+def logsumexp(x, axes, keepdims):
+    """log(sum(exp(x))) over `axes`, in the arithmetic dtype, without overflow; -inf over no element."""
+    _, sums, shift = _exponentials(x, axes)
+    y = array_module(x).log(sums) + shift
+    return y if keepdims else y.squeeze(axes)
 
 
 class LogSumExp(Function):
-    """y = log(sum(exp(x))) over `axis`;  dx = dy exp(x - y)"""
+    """y = log(sum(exp(x))) over `axis`;  dx = dy exp(x) / sum(exp(x)), 0 where the sum is"""
 
     def forward(ctx, x, axis, keepdims):
         check_float("logsumexp", x=x)
-        axes = check_axes("logsumexp", axis, x.ndim)
+        ctx.axes = axes = check_axes("logsumexp", axis, x.ndim)
         ctx.kept = _kept(x.shape, axes)
-        y = logsumexp(x, axes, keepdims)
-        ctx.save_for_backward(x, y)
-        return narrow(y, x.dtype)
+        ctx.save_for_backward(x)
+        return narrow(logsumexp(x, axes, keepdims), x.dtype)
 
     def backward(ctx, dy):
-        x, y = ctx.saved_arrays
-        xp, y = array_module(x), y.reshape(ctx.kept)
-        p = xp.where(xp.isneginf(y), 0, xp.exp(widen(x) - y))
-        return narrow(dy.reshape(ctx.kept) * p, dy.dtype)
+        (x,) = ctx.saved_arrays
+        # Not exp(x - y), which carries the rounding of a large y.
+        powers, sums, _ = _exponentials(x, ctx.axes)
+        powers *= widen(dy).reshape(ctx.kept) / (sums + (sums == 0))
+        return powers

@@ -3,6 +3,7 @@
 Reshape, Permute, Expand and GetItem with slices give views of the same memory where NumPy can.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from ..autograd import Function
 from ..device import array_module, check_range, is_array, of, put
 from .common import check, check_axes, check_axis, check_integer, unbroadcast
+from .elementwise import masked
 from .embedding import segment_sum
 
 
@@ -47,7 +49,8 @@ class Expand(Function):
     def forward(ctx, x, shape):
         extra = len(shape) - x.ndim
         full = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(shape))
-        fits = extra >= 0 and all(n in (1, m) for n, m in zip(x.shape, full[extra:], strict=False)) and min(full, default=0) >= 0
+        fits = extra >= 0 and all(n in (1, m) for n, m in zip(x.shape, full[extra:], strict=False))
+        fits = fits and min(full, default=0) >= 0
         check(fits, f"expand: shape must be one that {x.shape} broadcasts to, got {tuple(shape)}")
         ctx.shape = x.shape
         return array_module(x).broadcast_to(x, full)
@@ -77,8 +80,14 @@ class Move(Function):
         return put(dy, ctx.source)
 
 
-def _is_basic(key):
-    return not any(is_array(k) or isinstance(k, list) for k in key)
+def _axes_of(k):
+    """How many axes of x a part of a key takes; an Ellipsis takes what the others leave."""
+    return 0 if k is None or k is Ellipsis else k.ndim if is_array(k) and k.dtype == bool else 1
+
+
+def _has_integers(key):
+    """Whether a key has an array of integers, which alone can name an element twice."""
+    return any(is_array(k) and k.dtype.kind in "iu" for k in key)
 
 
 def _check_key(name, x, key):
@@ -87,18 +96,26 @@ def _check_key(name, x, key):
         return
     axis = 0
     for k in key:
-        if k is None:
-            continue
-        if k is Ellipsis:
-            axis = x.ndim - sum(_axes_of(j) for j in key[key.index(Ellipsis) + 1 :])
-            continue
         if is_array(k) and k.dtype.kind == "i" and axis < x.ndim:
             check_range(name, "index (counted from the end where negative)", k + (k < 0) * x.shape[axis], x.shape[axis])
-        axis += _axes_of(k)
+        axis += x.ndim - sum(map(_axes_of, key)) if k is Ellipsis else _axes_of(k)
 
 
-def _axes_of(k):
-    return 0 if k is None else k.ndim if is_array(k) and k.dtype == bool else 1
+def _positions(xp, shape, key):
+    """The position in the flat array of each element that [key] takes from one of `shape`; the key has an array."""
+    flat = 0
+    for axis in xp.ix_(*map(xp.arange, shape)):
+        flat = flat * axis.size + xp.broadcast_to(axis, shape)[key]
+    return flat
+
+
+def _scatter_add(dy, key, shape):
+    """Zeros of a shape with dy added at [key], the same bits every time."""
+    # The axes that key does not touch are the last ones of dy too: their elements move as one.
+    touched = len(shape) if any(k is Ellipsis for k in key) else sum(map(_axes_of, key))
+    lead, width = shape[:touched], math.prod(shape[touched:])
+    flat = _positions(array_module(dy), lead, key)
+    return segment_sum(dy.reshape(flat.size, width), flat.ravel(), math.prod(lead)).reshape(shape)
 
 
 class GetItem(Function):
@@ -108,43 +125,68 @@ class GetItem(Function):
         _check_key("getitem", x, key)
         try:
             y = x[key]
+            if not is_array(y):  # but a scalar of NumPy, where an Ellipsis gives a view
+                y = x[(*key, ...)]
         except (IndexError, TypeError) as error:
             raise IndexError(f"getitem: {error} (shape {x.shape})") from None
         ctx.key, ctx.shape = key, x.shape
         return y
 
     def backward(ctx, dy):
-        xp, size = array_module(dy), math.prod(ctx.shape)
-        if _is_basic(ctx.key):
-            dx = xp.zeros(ctx.shape, dy.dtype)
-            dx[ctx.key] = dy
-            return dx
-        taken = xp.arange(size).reshape(ctx.shape)[ctx.key]
-        return segment_sum(dy.reshape(-1, 1), taken.ravel(), size).reshape(ctx.shape)
+        if _has_integers(ctx.key):
+            return _scatter_add(dy, ctx.key, ctx.shape)
+        dx = array_module(dy).zeros(ctx.shape, dy.dtype)
+        dx[ctx.key] = dy
+        return dx
 
 
 class SetItem(Function):
-    """y = x with x[key] = value;  dx = dy with 0 at key,  dvalue = dy[key]"""
+    """y = x with x[key] = value, the last of several for an element;  dx = dy with 0 at key,  dvalue = dy[key], 0 for a
+    value that another replaced"""
 
     def forward(ctx, x, value, key):
         _check_key("setitem", x, key)
-        y = x.copy()
+        ctx.key, ctx.shape, y = key, np.shape(value), x.copy()
+        # A value may have axes of length 1 that y[key] lacks; without them it broadcasts as well.
+        ctx.value_shape = tuple(itertools.dropwhile(lambda n: n == 1, ctx.shape))
         try:
-            y[key] = value
+            if not is_array(value):
+                y[key] = value
+            elif not _has_integers(key):
+                y[key] = value.reshape(ctx.value_shape)
+            else:
+                ctx.taken, ctx.places, ctx.last = _last_places(x, key)
+                values = array_module(x).broadcast_to(value.reshape(ctx.value_shape), ctx.taken)
+                y.reshape(-1)[ctx.places] = values.reshape(-1)[ctx.last]
         except (IndexError, ValueError, TypeError) as error:
             kind = IndexError if isinstance(error, IndexError) else ValueError
             raise kind(f"setitem: {error} (shape {x.shape})") from None
-        ctx.key, ctx.shape = key, np.shape(value)
         return y
 
     def backward(ctx, dy):
         dx = dvalue = None
         if ctx.needs_input_grad[1]:
-            dvalue = unbroadcast(dy[ctx.key], ctx.shape)
+            if _has_integers(ctx.key):
+                g = array_module(dy).zeros(ctx.taken, dy.dtype)
+                g.reshape(-1)[ctx.last] = dy.reshape(-1)[ctx.places]
+            else:
+                g = dy[ctx.key]
+            dvalue = unbroadcast(g, ctx.value_shape).reshape(ctx.shape)
         if ctx.needs_input_grad[0]:
             dx = dy.copy()
             dx[ctx.key] = 0
         return dx, dvalue
+
+
+def _last_places(x, key):
+    """The shape of x[key], the flat positions in x that it names, once each, and for each the last element of x[key]
+    there (CuPy by itself would let any of several win)."""
+    xp = array_module(x)
+    taken = _positions(xp, x.shape, key)
+    order = xp.argsort(taken.ravel(), kind="stable")
+    places = taken.ravel()[order]
+    last = xp.diff(places, append=-1) != 0
+    return taken.shape, places[last], order[last]
 
 
 class Concat(Function):
@@ -169,8 +211,9 @@ class Split(Function):
 
     def forward(ctx, x, sizes, axis):
         ctx.axis = axis = check_axis("split", axis, x.ndim)
-        fits = sum(sizes) == x.shape[axis] and min(sizes, default=0) >= 0
-        check(fits, f"split: sizes must sum to {x.shape[axis]}, the length of axis {axis}, got {sizes}")
+        check(all(isinstance(n, int) for n in sizes), f"split: sizes must be ints, got {sizes}", TypeError)
+        fits = sum(sizes) == x.shape[axis] and min(sizes, default=-1) >= 0
+        check(fits, f"split: sizes must be lengths that sum to {x.shape[axis]}, that of axis {axis}, got {sizes}")
         return tuple(array_module(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
 
     def backward(ctx, *grads):
@@ -186,23 +229,20 @@ class Gather(Function):
         fits = index.ndim == x.ndim and all(
             n <= m for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=True)) if i != axis
         )
-        check(fits, f"gather: index must have {x.ndim} axes no longer than those of {x.shape} but for axis {axis}, got {index.shape}")
+        wanted = f"{x.ndim} axes, all but axis {axis} no longer than those of {x.shape}"
+        check(fits, f"gather: index must have {wanted}, got {index.shape}")
         check_range("gather", "index", index, x.shape[axis])
-        xp = array_module(x)
-        ctx.shape, ctx.key = x.shape, _gather_key(xp, index, axis)
+        ctx.shape, ctx.axis = x.shape, axis
         ctx.save_for_backward(index)
-        return x[ctx.key]
+        return x[ctx._key(index)]
 
     def backward(ctx, dy):
-        xp, size = array_module(dy), math.prod(ctx.shape)
-        taken = xp.arange(size).reshape(ctx.shape)[ctx.key]
-        return segment_sum(dy.reshape(-1, 1), taken.ravel(), size).reshape(ctx.shape), None
+        return _scatter_add(dy, ctx._key(*ctx.saved_arrays), ctx.shape), None
 
-
-def _gather_key(xp, index, axis):
-    grid = [xp.arange(n).reshape([-1 if j == i else 1 for j in range(index.ndim)]) for i, n in enumerate(index.shape)]
-    grid[axis] = index
-    return tuple(grid)
+    def _key(ctx, index):
+        """index as a key of [...]: with the numbers along each other axis."""
+        grid = array_module(index).ix_(*map(array_module(index).arange, index.shape))
+        return (*grid[: ctx.axis], index, *grid[ctx.axis + 1 :])
 
 
 class Triangle(Function):
@@ -211,6 +251,7 @@ class Triangle(Function):
     def forward(ctx, x, lower, k):
         name = "tril" if lower else "triu"
         check(x.ndim >= 2, f"{name}: x must have at least 2 axes, got shape {x.shape}")
+        check(isinstance(k, int), f"{name}: diagonal must be an int, got {k!r}", TypeError)
         ctx.lower, ctx.k = lower, k
         return _triangle(x, lower, k)
 
@@ -219,13 +260,12 @@ class Triangle(Function):
 
 
 def _triangle(x, lower, k):
-    xp = array_module(x)
-    mask = xp.tri(*x.shape[-2:], k if lower else k - 1, dtype=bool)
-    return xp.where(mask if lower else ~mask, x, x.dtype.type(0))
+    below = array_module(x).tri(*x.shape[-2:], k if lower else k - 1, dtype=bool)
+    return masked(x, below if lower else ~below)
 
 
 def squeezed(name, shape, axis):
-    """`shape` without its axes of length 1: those in `axis`, or all; ValueError for another length."""
+    """`shape` without its axes of length 1: all of them, or those in `axis`, of which the longer ones stay."""
     if axis is None:
         return tuple(n for n in shape if n != 1)
     axes = check_axes(name, axis, len(shape))

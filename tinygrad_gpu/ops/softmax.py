@@ -1,44 +1,43 @@
-"""Softmax and its logarithm along one axis, in float32 for half types, shifted by the maximum so that nothing overflows.
+"""Softmax and its logarithm along one axis, in float32 for half types, shifted by the maximum: nothing overflows.
 
 softmax:      y = exp(x - m) / sum(exp(x - m)),  m = max(x);   dx = y (dy - sum(dy y))
 log_softmax:  y = x - m - log(sum(exp(x - m)));                dx = dy - exp(y) sum(dy)
 A row of nothing but -inf gives NaN, as in PyTorch: no distribution has that limit.
 """
 
-import math
-
 from ..autograd import Function
 from ..device import array_module
 from .common import check_axis, check_float, narrow, widen
+from .reduce import top, total
 
 
 def _shifted(x, axis):
     wide = widen(x)
-    return wide - array_module(x).amax(wide, axis=axis, keepdims=True, initial=-math.inf)
+    return wide - top(wide, (axis,))
 
 
 def fwd(x, axis):
     xp, y = array_module(x), _shifted(x, axis)
     xp.exp(y, out=y)
-    y /= y.sum(axis=axis, keepdims=True)
+    y /= total(y, (axis,), keepdims=True)
     return narrow(y, x.dtype)
 
 
 def bwd(dy, y, axis):
     wide = widen(dy) * widen(y)
-    wide -= widen(y) * wide.sum(axis=axis, keepdims=True)
+    wide -= widen(y) * total(wide, (axis,), keepdims=True)
     return narrow(wide, dy.dtype)
 
 
 def log_fwd(x, axis):
     xp, y = array_module(x), _shifted(x, axis)
-    y -= xp.log(xp.exp(y).sum(axis=axis, keepdims=True))
+    y -= xp.log(total(xp.exp(y), (axis,), keepdims=True))
     return narrow(y, x.dtype)
 
 
 def log_bwd(dy, y, axis):
     g, p = widen(dy), array_module(y).exp(widen(y))
-    p *= g.sum(axis=axis, keepdims=True)
+    p *= total(g, (axis,), keepdims=True)
     return narrow(g - p, dy.dtype)
 
 

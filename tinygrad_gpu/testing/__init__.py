@@ -1,4 +1,4 @@
-"""Tools for testing gradients: `gradcheck`, and hypothesis strategies for shapes and arrays (`tg.testing.strategies`)."""
+"""Tools for testing gradients: `gradcheck`, and hypothesis strategies for shapes and arrays (`testing.strategies`)."""
 
 import importlib
 

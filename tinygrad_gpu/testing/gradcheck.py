@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ..autograd import grad, no_grad
+from ..autograd import enable_grad, grad, no_grad
 from ..dtypes import float64, is_float
 from ..tensor import Tensor
 
@@ -16,8 +16,8 @@ class GradcheckError(AssertionError):
 def gradcheck(fn, *inputs, eps=1e-6, atol=1e-6, rtol=1e-4):
     """True where the gradients of fn at `inputs` agree with central differences, else GradcheckError.
 
-    fn takes the inputs and gives a Tensor or a tuple of them; its outputs are summed with fixed weights in [0.5, 1.5), so
-    that L is a number. For each element x of each float64 input with requires_grad, dL/dx must lie within
+    fn takes the inputs and gives a Tensor or a tuple of them; its outputs are summed with fixed weights in [0.5, 1.5),
+    so that L is a number. For each element x of each float64 input with requires_grad, dL/dx must lie within
     atol + rtol |d| of d = (L(x + eps) - L(x - eps)) / (2 eps); the error of d is O(eps^2) + O(1e-16 / eps).
     Every input is put back as it was. TypeError for an input with requires_grad that is not float64 (in float32 the
     difference would be mostly rounding); ValueError where no input requires its gradient.
@@ -47,7 +47,8 @@ def gradcheck(fn, *inputs, eps=1e-6, atol=1e-6, rtol=1e-4):
         with no_grad():
             return math.fsum(float((o * c).sum()) for o, c in zip(outputs(), cotangents, strict=True))
 
-    results = outputs()
+    with enable_grad():
+        results = outputs()
     cotangents = [Tensor(weights.uniform(0.5, 1.5, o.shape), dtype=o.dtype, device=o.device) for o in results]
     followed = [(o, c) for o, c in zip(results, cotangents, strict=True) if o.requires_grad]
     found = [None] * len(checked)
@@ -61,15 +62,17 @@ def gradcheck(fn, *inputs, eps=1e-6, atol=1e-6, rtol=1e-4):
         for index in np.ndindex(x.shape):
             before = float(x.data[index])
             ends = []
-            for sign in (1, -1):
-                x.data[index] = before + sign * eps
-                ends.append(loss())
-            x.data[index] = before
+            try:
+                for sign in (1, -1):
+                    x.data[index] = before + sign * eps
+                    ends.append(loss())
+            finally:
+                x.data[index] = before
             expected = (ends[0] - ends[1]) / (2 * eps)
             if not abs(g[index] - expected) <= atol + rtol * abs(expected):
+                error = abs(g[index] - expected) / max(abs(expected), 1e-300)
                 raise GradcheckError(
-                    f"gradcheck: input {i}, element {index}: backward gives {g[index]:.8g}, "
-                    f"the central difference {expected:.8g} (relative error "
-                    f"{abs(g[index] - expected) / max(abs(expected), 1e-300):.2g}, allowed {rtol:.2g} + {atol:.2g} absolute)"
+                    f"gradcheck: input {i}, element {index}: backward gives {g[index]:.8g}, the central difference "
+                    f"{expected:.8g} (relative error {error:.2g}, allowed {rtol:.2g} + {atol:.2g} absolute)"
                 )
     return True

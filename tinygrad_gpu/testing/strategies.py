@@ -10,16 +10,16 @@ SIDES = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 
 
 def shapes(min_dims=0, max_dims=3, min_side=0, max_side=9):
-    """Shapes as tuples, lengths drawn from SIDES (within the bounds), zero and one included.
+    """Shapes as tuples, lengths drawn from the bounds and what SIDES has between them.
 
     >>> from hypothesis import find
     >>> from tinygrad_gpu.testing import strategies
     >>> find(strategies.shapes(min_dims=1), lambda shape: True)
     (0,)
     """
-    sides = [n for n in SIDES if min_side <= n <= max_side]
-    if not sides:
-        raise ValueError(f"shapes: no length lies in [{min_side}, {max_side}]")
+    if not 0 <= min_side <= max_side:
+        raise ValueError(f"shapes: lengths must satisfy 0 <= min_side <= max_side, got {min_side} and {max_side}")
+    sides = sorted({min_side, max_side, *(n for n in SIDES if min_side <= n <= max_side)})
     return st.lists(st.sampled_from(sides), min_size=min_dims, max_size=max_dims).map(tuple)
 
 
@@ -35,9 +35,11 @@ def arrays(shape, dtype=np.float64, min_value=-3.0, max_value=3.0, distinct=Fals
     array([0., 0.])
     """
     low, high = int(np.ceil(min_value * 64)), int(np.floor(max_value * 64))
+    if low > high:
+        raise ValueError(f"arrays: no multiple of 1/64 lies in [{min_value}, {max_value}]")
     elements = st.integers(low, high)
     whole = npst.arrays(np.int64, shape, elements=elements, unique=distinct)
-    return whole.map(lambda a: (a / 64).astype(dtype))
+    return whole.map(lambda a: np.asarray(a / 64, dtype))
 
 
 def broadcastable_shapes(n=2, max_dims=3, min_side=0, max_side=5):
@@ -61,7 +63,11 @@ def matmul_operands(draw, max_side=5, dtype=np.float64):
     >>> [a.ndim for a in find(strategies.matmul_operands(), lambda operands: True)]
     [1, 1]
     """
-    drawn = draw(npst.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, min_side=0, max_side=max_side))
+    drawn = draw(
+        npst.mutually_broadcastable_shapes(
+            signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, min_side=0, max_side=max_side
+        )
+    )
     a, b = drawn.input_shapes
     return draw(arrays(a, dtype)), draw(arrays(b, dtype))
 
@@ -78,7 +84,7 @@ def strided(draw, array):
     """
     form = draw(st.sampled_from(("plain", "transposed", "sliced", "reversed")))
     if form == "transposed":
-        return np.asfortranarray(array)
+        return np.asarray(array, order="F")
     if form == "sliced" and array.ndim:
         wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), np.nan, array.dtype)
         wide[..., ::2] = array
