@@ -26,7 +26,7 @@ def run(script, arguments, directory):
     return subprocess.run(
         [sys.executable, EXAMPLES / script, *arguments.split()],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": where},
+        env={**os.environ, "PYTHONPATH": where, "OPENBLAS_NUM_THREADS": "1"},  # tiny products: threads only wait
         capture_output=True,
         text=True,
         timeout=120,

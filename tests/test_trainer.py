@@ -63,11 +63,13 @@ def test_evaluation_does_not_disturb_training():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluate_keeps_the_mode_and_the_gradients(training):
+def test_evaluate_keeps_the_modes_and_the_gradients(training):
     trainer = make(dropout=0.3, eval_batches=evaluation_batches(TOKENS, 4, 8, batches=1))
     trainer.model.train(training)
+    trainer.model.h.train(not training)
     assert trainer.evaluate() == trainer.evaluate()
     assert trainer.model.training is training
+    assert trainer.model.h[0].training is not training
     assert all(p.grad is None for p in trainer.model.parameters())
 
 

@@ -88,11 +88,28 @@ class TokenLoader:
         return self._order
 
     def state_dict(self):
-        """{"seed": …, "position": …}: with the same tokens and sizes, all that decides the batches to come."""
+        """{"seed": …, "position": …}: with the same tokens and sizes, all that decides the batches to come.
+
+        >>> import numpy as np
+        >>> from tinygrad_gpu.data import TokenLoader
+        >>> loader = TokenLoader(np.arange(9), batch_size=2, seq_len=4, seed=1)
+        >>> _ = next(loader)
+        >>> loader.state_dict()
+        {'seed': 1, 'position': 2}
+        """
         return {"seed": self.seed, "position": self.position}
 
     def load_state_dict(self, state):
-        """Go to where `state_dict()` was taken. ValueError for a state that is not one."""
+        """Go to where `state_dict()` was taken. ValueError for a state that is not one.
+
+        >>> import numpy as np
+        >>> from tinygrad_gpu.data import TokenLoader
+        >>> loader = TokenLoader(np.arange(9), batch_size=2, seq_len=4, seed=1)
+        >>> state, first = loader.state_dict(), next(loader)[0].tolist()
+        >>> loader.load_state_dict(state)
+        >>> next(loader)[0].tolist() == first
+        True
+        """
         if set(state) != {"seed", "position"}:
             raise ValueError(f"load_state_dict: the state must have seed and position, got {sorted(state)}")
         for what, n in state.items():

@@ -19,7 +19,12 @@ class CudaUnavailable(RuntimeError):
 
 @functools.cache
 def is_available() -> bool:
-    """Whether CuPy is installed and finds a working GPU (an NVIDIA one, or an AMD one through ROCm)."""
+    """Whether CuPy is installed and finds a working GPU (an NVIDIA one, or an AMD one through ROCm).
+
+    >>> import tinygrad_gpu as tg
+    >>> tg.cuda.is_available() == (tg.default_device() == "cuda")
+    True
+    """
     if importlib.util.find_spec("cupy") is None:
         return False
     import cupy

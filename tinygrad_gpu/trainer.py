@@ -92,19 +92,28 @@ class Trainer:
 
     def evaluate(self):
         """The mean loss a token over `eval_batches`, in evaluation mode and without a graph. Nothing that training uses
-        changes: not the weights, the mode, the gradients, nor the random numbers to come.
+        changes: not the weights, the modes, the gradients, nor the random numbers to come.
 
         ValueError where the Trainer has no eval_batches.
+
+        >>> import tinygrad_gpu as tg
+        >>> from tinygrad_gpu.trainer import Trainer
+        >>> model = tg.gpt.GPT(tg.gpt.GPTConfig(vocab_size=4, block_size=2, n_layer=1, n_head=1, n_embd=4))
+        >>> ids = tg.zeros(1, 2, dtype=tg.int64)
+        >>> trainer = Trainer(model, tg.optim.SGD(model.parameters(), lr=0.1), [], eval_batches=[(ids, ids)])
+        >>> 0 < trainer.evaluate() < 2
+        True
         """
         if not self.eval_batches:
             raise ValueError("evaluate: the Trainer has no eval_batches")
-        mode = self.model.training
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with no_grad():
                 total = sum(self.model(ids, targets).item() * targets.size for ids, targets in self.eval_batches)
         finally:
-            self.model.train(mode)
+            for module, training in modes:
+                module.training = training
         return total / sum(targets.size for _, targets in self.eval_batches)
 
     def _train_step(self):
