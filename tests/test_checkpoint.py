@@ -401,6 +401,15 @@ def test_changes_in_place_before_backward_are_errors(device):
         assert all(t[n].grad is None for n in "abw")
 
 
+def test_outputs_of_one_memory_know_of_each_others_changes(device):
+    """As without checkpointing: one that was left behind by a change of the other is refused."""
+    for ck in (call, tg.checkpoint):
+        h, part = ck(lambda x: (lambda y: (y, y[1:]))(x * 2), leaves()["a"])
+        h *= 2
+        with pytest.raises(RuntimeError, match="changed in place through another view"):
+            part * part
+
+
 def test_fn_may_not_change_what_it_reads(device):
     """It would change it a second time in backward."""
 

@@ -182,8 +182,11 @@ def from_dlpack(x):
     CPU NumPy refuses bfloat16 too).
 
     >>> import numpy as np, tinygrad_gpu as tg
-    >>> tg.from_dlpack(np.ones(2, np.float32))
-    tensor([1., 1.])
+    >>> array = np.ones(2, np.float32)
+    >>> shared = tg.from_dlpack(array)
+    >>> array[0] = 7
+    >>> shared.tolist()
+    [7.0, 1.0]
     """
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
         raise TypeError(f"from_dlpack: expected an object with __dlpack__, got {type(x).__name__}")
