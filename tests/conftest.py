@@ -26,7 +26,7 @@ def device(request):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """A seed, and no error of an index left over on a GPU from the test before."""
+    """A seed; and an index error that a GPU has yet to tell fails the test that it comes from."""
     tg.manual_seed(0)
     yield
     tg.zeros(1).item()

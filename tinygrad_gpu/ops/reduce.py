@@ -134,7 +134,7 @@ class Max(Function):
         x, y = ctx.saved_arrays
         hit = x == y
         ties = hit.sum(axis=ctx.axes, keepdims=True, dtype=accumulator(x.dtype))
-        return masked(widen(dy).reshape(ctx.kept) / ties, hit)
+        return masked(dy.reshape(ctx.kept) / ties, hit)
 
 
 class Min(Max):
