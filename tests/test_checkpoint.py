@@ -490,3 +490,14 @@ def test_an_error_in_fn_leaves_everything_as_it_was(device):
     fail = False
     y.sum().backward()
     np.testing.assert_allclose(a.grad.numpy(), 2 * y.numpy() / np.where(a.numpy() == 0, 1, a.numpy()), rtol=1e-5)
+
+
+def test_constants_that_fn_reads_may_not_change_before_backward(device):
+    """Neither one that it is given nor one that it closes over."""
+    for closed_over in (False, True):
+        t, mask = leaves(), tg.ones(4)
+        fn = (lambda x: x * mask) if closed_over else (lambda x, m: x * m)  # noqa: B023
+        y = tg.checkpoint(fn, t["a"], *([] if closed_over else [mask]))
+        mask *= 5
+        with pytest.raises(RuntimeError, match=r"a tensor that a checkpointed function read \(shape \(4,\)\) was changed"):
+            y.sum().backward()

@@ -131,3 +131,9 @@ def test_load_errors(tmp_path):
         io.load(tmp_path / "bytes")
     with pytest.raises(ValueError, match='load: device must be "cpu", "cuda" or "cuda:N", got \'tpu\''):
         io.load(tmp_path / "bytes", device="tpu")
+
+
+def test_a_file_has_the_permissions_of_any_other(tmp_path):
+    (tmp_path / "other").touch()
+    io.save(tmp_path / "w.safetensors", {"w": tg.ones(1)})
+    assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -22,7 +22,7 @@ from .dtypes import is_float
 class _Mode(threading.local):
     enabled = True  # whether calls are recorded
     outer = ()  # what `enabled` was around each grad mode that is entered
-    spies = ()  # callables that see every Tensor with requires_grad given to an op (recompute.py)
+    spies = ()  # callables that see every Tensor given to an op (recompute.py)
 
 
 _mode = _Mode()
@@ -85,7 +85,7 @@ def is_grad_enabled() -> bool:
 
 @contextlib.contextmanager
 def spying(see):
-    """Within it, `see(tensor)` is called for each Tensor with requires_grad that an op takes, recorded or not."""
+    """Within it, `see(tensor)` is called for each Tensor that an op takes, recorded or not."""
     before = _mode.spies
     _mode.spies = (*before, see)
     try:
@@ -219,9 +219,8 @@ class Function:
                 )
             if _mode.enabled:
                 t._check_current(cls.__name__)
-            if t.requires_grad:
-                for see in _mode.spies:
-                    see(t)
+            for see in _mode.spies:
+                see(t)
 
         ctx = cls()
         ctx.needs_input_grad = tuple(_mode.enabled and isinstance(t, Tensor) and t.requires_grad for t in inputs)

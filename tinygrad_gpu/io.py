@@ -102,9 +102,12 @@ def _replacing(path):
     """Gives the path of a temporary file that takes the place of `path` if the block succeeds, and goes if it fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it; safetensors lets nobody else read its files
         yield temporary
         with open(temporary, "r+b") as file:
             os.fsync(file.fileno())
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -85,7 +85,7 @@ def test_dtypes(device, name, dtype, shape, axis):
 
 
 # Shape, axis, dtype. In its own dtype a sum of ones stops at 2048 in float16 and at 256 in bfloat16. The last is a
-# sum across memory, in which NumPy's own would be off by 300 roundings.
+# sum across memory, in which NumPy's own would be off by 300 roundings; a pairwise sum of 10^6 may be off by log2(10^6).
 LONG = [((4096,), 0, tg.float16), ((4096, 2), 0, tg.bfloat16), ((2, 10**6), 1, tg.float32), ((10**6, 2), 0, tg.float32)]
 
 
@@ -97,7 +97,7 @@ def test_long_sums(device, shape, axis, dtype):
     x = tg.Tensor(np.random.default_rng(0).uniform(0, 1, shape), dtype=dtype)
     exact = x.numpy().astype(np.float64)
     for op, reference in ((x.mean, np.mean), (x.var, lambda x, axis: np.var(x, axis, ddof=1)), (x.logsumexp, lse)):
-        assert_near(op(axis).numpy().astype(np.float64), np.asarray(reference(exact, axis)), rtol=4 * ROUNDING[dtype])
+        assert_near(op(axis).numpy().astype(np.float64), np.asarray(reference(exact, axis)), rtol=20 * ROUNDING[dtype])
 
 
 def test_sum_beyond_float16(device):
