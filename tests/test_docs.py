@@ -1,12 +1,15 @@
-"""Every public name says what it does, with an example, which the doctests run."""
+"""Every public name says what it does, with an example, which the doctests run; the README's code runs too."""
 
 import importlib
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
 import tinygrad_gpu as tg
 
+README = Path(__file__).resolve().parents[1] / "README.md"
 MODULES = [
     "",
     "autograd",
@@ -79,3 +82,14 @@ def test_the_names_are_found():
         "data.TokenLoader.state_dict", "trainer.Trainer.fit", "cuda.is_available",
     }  # fmt: skip
     assert {f"tinygrad_gpu.{name}" for name in expected} <= NAMES.keys()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL), ids=["model", "test of an op"])
+def test_the_code_of_the_readme_runs(code, capsys):
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    for name, value in names.items():
+        if name.startswith("test_"):
+            value()
+    printed = capsys.readouterr().out
+    assert not printed or float(printed) < 0.1  # the loss after training

@@ -114,20 +114,6 @@ def test_matmul_operands_reach_every_kind(condition):
     assert not a.any()
     assert not b.any()
 
-
-@given(st.data(), strategies.arrays(strategies.shapes()))
-def test_strided_views_have_the_same_values(data, array):
-    view = data.draw(strategies.strided(array))
-    np.testing.assert_array_equal(view, array)
-    assert (view.shape, view.dtype) == (array.shape, array.dtype)
-
-
-@pytest.mark.parametrize("strides", [(24, 8), (8, 16), (48, 16), (24, -8)])
-def test_strided_views_of_every_form(strides):
-    array = np.arange(6.0).reshape(2, 3)
-    assert shrunk(strategies.strided(array), lambda a: a.strides == strides).tolist() == array.tolist()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

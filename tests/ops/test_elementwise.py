@@ -217,6 +217,13 @@ def test_half_products_are_summed_before_they_are_rounded(device):
     assert gradients(operator.truediv, b, a, cotangent=[300, 300])[2].tolist() == [-300]
 
 
+def test_a_half_parameter_gets_the_exact_sum_of_a_broadcast(device):
+    """257 rows of ones: the sum is no bfloat16 number, but a Parameter's gradient is float32."""
+    bias = tg.nn.Parameter(tg.zeros(3, dtype=tg.bfloat16))
+    (tg.zeros(257, 3, dtype=tg.bfloat16) + bias).sum().backward()
+    assert bias.grad.tolist() == [257] * 3
+
+
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "silu"])
 @pytest.mark.parametrize("n", [2**15 - 1, 2**15, 2**15 + 1])
 def test_block_edges(device, name, n):

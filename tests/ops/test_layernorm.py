@@ -1,4 +1,5 @@
-"""Layer norm, its fusion with an addition, RMS norm: values against NumPy, gradients by differences, dtypes, hard rows."""
+"""layer_norm, add_layer_norm and rms_norm: values against NumPy, gradients by differences, dtypes, rows that are hard
+to normalise, layouts, what frozen inputs cost, errors."""
 
 import re
 
@@ -9,135 +10,187 @@ from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
 import tinygrad_gpu.functional as F
-from tests.ops.helpers import ROUNDING, assert_near, check_dtype, gradients, layouts, leaf
+from tests.ops.helpers import LAYOUTS, ROUNDING, assert_near, check_dtype, gradients, layouts, leaf
+from tinygrad_gpu.ops import layernorm
 from tinygrad_gpu.testing import strategies
 
 
-def layer_norm(x, w=1.0, b=0.0, eps=1e-5):
-    x = x.astype(np.float64)
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w + b
+def layer_norm(x, w=1, b=0, eps=1e-5):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps) * w + b
 
 
-def rms_norm(x, w=1.0, eps=1e-6):
-    x = x.astype(np.float64)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w
+def rms_norm(x, w=1, eps=1e-6):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
 
 
-# Name: the op, its definition, how many arrays (..., C) and how many (C,) it takes.
+# name: the function, the same on NumPy arrays, how many of its inputs have x's shape (the others are weight and bias).
 OPS = {
-    "layer_norm": (F.layer_norm, layer_norm, 1, 2),
-    "layer_norm, no bias": (F.layer_norm, layer_norm, 1, 1),
-    "layer_norm, plain": (F.layer_norm, layer_norm, 1, 0),
-    "rms_norm": (F.rms_norm, rms_norm, 1, 1),
-    "rms_norm, plain": (F.rms_norm, rms_norm, 1, 0),
-    "add_layer_norm": (lambda *a: F.add_layer_norm(*a)[0], lambda x, r, *a: layer_norm(x + r, *a), 2, 2),
-    "add_layer_norm, plain": (lambda *a: F.add_layer_norm(*a)[0], lambda x, r, *a: layer_norm(x + r, *a), 2, 0),
-    "add_layer_norm, both results": (
-        lambda *a: tg.concat(F.add_layer_norm(*a)),
-        lambda x, r, *a: np.concatenate([layer_norm(x + r, *a), x + r]),
-        2,
+    "layer_norm": (F.layer_norm, layer_norm, 1),
+    "rms_norm": (F.rms_norm, rms_norm, 1),
+    "add_layer_norm": (
+        lambda *a, **k: F.add_layer_norm(*a, **k)[0],
+        lambda x, residual, *a, **k: layer_norm(x + residual, *a, **k),
         2,
     ),
-    "add_layer_norm, the sum": (lambda *a: F.add_layer_norm(*a)[1], lambda x, r, *a: x + r, 2, 2),
+    "add_layer_norm, the sum": (
+        lambda *a, **k: F.add_layer_norm(*a, **k)[1],
+        lambda x, residual, *_, **k: x + residual,
+        2,
+    ),
 }
+PARAMETERS = {"layer_norm": 2, "rms_norm": 1, "add_layer_norm": 2, "add_layer_norm, the sum": 0}
+rng = np.random.default_rng
 
 
 @pytest.mark.parametrize("name", OPS)
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_values_and_gradients(device, name, data):
-    op, reference, wide, narrow = OPS[name]
-    shape = data.draw(
-        strategies.shapes(min_dims=1, max_side=7) | strategies.shapes(min_dims=1, max_dims=1, max_side=33)
-    )
-    shapes = [shape] * wide + [shape[-1:]] * narrow
-    inputs = [leaf(data.draw(strategies.arrays(s)), data.draw(layouts)) for s in shapes]
+    op, reference, full = OPS[name]
+    shape = data.draw(strategies.shapes(min_dims=1, max_side=5) | st.sampled_from([(2, 17), (1, 31), (33, 1)]))
+    shapes = [shape] * full + [shape[-1:]] * data.draw(st.integers(0, PARAMETERS[name]))
+    leaves = [leaf(data.draw(strategies.arrays(s)), data.draw(layouts)) for s in shapes]
+    options = data.draw(st.sampled_from([{}, {"eps": 0.1}]))
     if shape[-1]:
-        assert_near(op(*inputs).numpy(), reference(*(x.numpy() for x in inputs)), rtol=1e-11, atol=1e-11)
-    # A row of equal numbers has rstd = 1 / sqrt(eps): differences of 1e-6 would be far from straight there.
-    spread = np.arange(shape[-1]) * 0.5
-    for x in inputs[:wide]:
-        x.data += tg.Tensor(spread).data
-    assert tg.testing.gradcheck(op, *inputs, rtol=1e-3)
+        assert_near(op(*leaves, **options).numpy(), reference(*(x.numpy() for x in leaves), **options), 1e-12, 1e-12)
+    else:
+        assert op(*leaves).shape == shape
+    assert tg.testing.gradcheck(lambda *leaves: op(*leaves, eps=0.1), *leaves)  # where eps is small, a step is not
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("name", [name for name in OPS if name != "add_layer_norm, the sum"])  # an addition alone
+@pytest.mark.parametrize("name", OPS)
 def test_dtypes(device, name, dtype):
-    op, _, wide, narrow = OPS[name]
-    rng = np.random.default_rng(0)
-    arrays = [rng.uniform(-2, 2, (5, 12)) for _ in range(wide)] + [rng.uniform(0.5, 1.5, 12) for _ in range(narrow)]
-    floor = 12 if wide == 2 else 6  # the sum x + residual is rounded first; dw and db sum five rows
-    check_dtype(op, arrays, dtype, floor=floor)
+    """xhat is up to 3 here, rstd about 1/2, and a column has 11 terms."""
+    draw = rng(0).uniform
+    shapes = [(11, 13)] * OPS[name][2] + [(13,)] * PARAMETERS[name]
+    check_dtype(OPS[name][0], [draw(-3, 3, s) for s in shapes], dtype, floor=4)
 
 
-def test_variance_counts_the_row_and_no_padding(device):
-    x = np.random.default_rng(0).normal(5, 1, (3, 48)).astype(np.float32)
-    assert_near(F.layer_norm(tg.Tensor(x)).numpy().astype(float), layer_norm(x), rtol=1e-5, atol=1e-6)
+# A row that is hard to normalise, in a dtype, and the result without weight and bias.
+ROWS = {
+    "48 columns with mean 5": (np.linspace(4, 6, 48), tg.float32, layer_norm(np.linspace(4, 6, 48))),
+    "1024 and more in float16": ([1024, 1025, 1026, 1027], tg.float16, [-1.3416, -0.4472, 0.4472, 1.3416]),
+    "a large mean": ([1e6 + 0, 1e6 + 1], tg.float32, [-1, 1]),
+    "a constant": ([33333.3] * 100, tg.float32, [0] * 100),
+    "a huge constant": ([1e9 / 3] * 129, tg.float32, [0] * 129),
+    "one column": ([7], tg.float32, [0]),
+    "the end of float16": ([65504, -65504], tg.float16, [1, -1]),
+}
 
 
-@pytest.mark.parametrize(
-    ("row", "dtype", "expected"),
-    [
-        ([1024, 1025, 1026, 1027], tg.float16, [-1.3416, -0.4472, 0.4472, 1.3416]),
-        ([4096, 4097, 4098, 4099], tg.float32, [-1.3416, -0.4472, 0.4472, 1.3416]),
-        ([100000, 100001, 100002, 100003], tg.float32, [-1.3416, -0.4472, 0.4472, 1.3416]),
-    ],
-)
-def test_a_large_mean_does_not_cancel(device, row, dtype, expected):
-    assert_near(F.layer_norm(tg.Tensor(row, dtype=dtype)).numpy().astype(float), np.array(expected), rtol=1e-3)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(device, name):
+    row, dtype, expected = ROWS[name]
+    y, dx = gradients(F.layer_norm, leaf([row, row], dtype=dtype), cotangent=[range(len(row))] * 2)
+    assert_near(y.numpy().astype(float), np.float64([expected] * 2), rtol=2 * ROUNDING[dtype], atol=1e-4)
+    assert np.isfinite(dx.numpy().astype(float)).all()
+    assert abs(dx.numpy().astype(float).sum(axis=1)).max() < 1e-2 * max(abs(dx.numpy().astype(float)).max(), 1)
 
 
-def test_sums_of_half_rows_do_not_overflow(device):
-    x = tg.full((2, 1000), 250.0, dtype=tg.float16)  # squares sum to 6.25e7
-    assert_near(F.rms_norm(x).numpy().astype(float), np.ones((2, 1000)), rtol=1e-3)
-    assert (F.layer_norm(x).numpy() == 0).all()
+def test_rms_norm_of_float16_squares_in_float32(device):
+    y = F.rms_norm(tg.Tensor([[300, 400], [6e-6, 6e-6]], dtype=tg.float16), eps=0.0)
+    assert_near(y.numpy().astype(float), rms_norm(np.float64([[300, 400], [1, 1]]), eps=0), rtol=2**-10)
 
 
-@pytest.mark.parametrize("rows", [65_537, 100_003])
-def test_many_rows(device, rows):
-    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
-    y, gradient = gradients(F.layer_norm, leaf(x), cotangent=np.ones((rows, 3)))
-    assert_near(y.numpy().astype(float), layer_norm(x), rtol=1e-4, atol=1e-5)
-    assert abs(gradient.numpy()).max() < 1e-2
+@pytest.mark.parametrize("rows", [layernorm._ROWS, 16])
+@pytest.mark.parametrize("name", OPS)
+def test_more_rows_than_a_grid_has_in_y(device, monkeypatch, name, rows):
+    """The last row is that row alone; sums over 70,001 rows are right to float32, though errors of one sign add up."""
+    monkeypatch.setattr(layernorm, "_ROWS", rows)
+    op, _, full = OPS[name]
+    x = rng(0).uniform([0, 1, 3], [1, 2, 4], (70001, 3)).astype(np.float32)
+    inputs = [x] * full + [np.float32([1, 2, 3])] * PARAMETERS[name]
+    found = gradients(op, *(leaf(a) for a in inputs))
+    exact = gradients(op, *(leaf(a, dtype=tg.float64) for a in inputs))
+    assert_near(found[0].numpy()[-1], op(*(tg.Tensor(a[-1] if a.ndim == 2 else a) for a in inputs)).numpy(), 1e-6)
+    for a, b in zip(found, exact, strict=True):
+        assert_near(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-5)
 
 
-def test_frozen_inputs_get_nothing(device):
-    for kept in range(3):
-        inputs = [tg.randn(2, 4), tg.randn(4), tg.randn(4)]
-        inputs[kept].requires_grad_()
-        F.layer_norm(*inputs).sum().backward()
-        assert [x.grad is not None for x in inputs] == [i == kept for i in range(3)]
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPS)
+def test_layouts_and_a_broadcast_upstream_gradient(device, name, layout):
+    """As with contiguous copies, the same bits: rows are summed in one order."""
+    op, _, full = OPS[name]
+    arrays = [rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate([(2, 3, 5)] * full + [(5,)])]
+    results = []
+    for form, g in ((layout, tg.Tensor(2.0).expand(2, 3, 5)), ("plain", tg.full((2, 3, 5), 2.0))):
+        leaves = [leaf(a, form) for a in arrays]
+        y = op(*leaves)
+        y.backward(g)
+        results.append([y, *(x.grad for x in leaves if x.grad is not None)])
+    for a, b in zip(*results, strict=True):
+        assert_near(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_inputs_stay_as_they_were(device):
-    inputs = [tg.randn(2, 4, requires_grad=True) for _ in range(2)] + [
-        tg.randn(4, requires_grad=True) for _ in range(2)
-    ]
-    before = [x.numpy().copy() for x in inputs]
-    y, s = F.add_layer_norm(*inputs)
-    (y * s).sum().backward()
-    assert all((x.numpy() == b).all() for x, b in zip(inputs, before, strict=True))
+def test_add_layer_norm_hands_on_both_gradients(device):
+    """Of both results, of an input given twice, and rounded once in float16."""
+    x, r, w = (leaf(rng(i).standard_normal(s)) for i, s in enumerate([(3, 4), (3, 4), (4,)]))
+
+    def both(x, r, w):
+        y, s = F.add_layer_norm(x, r, w)
+        return y * 2, s * y, s
+
+    assert tg.testing.gradcheck(both, x, r, w)
+    assert tg.testing.gradcheck(lambda x: F.add_layer_norm(x, x)[0], x)
+    a, g = leaf([[5, 5]], dtype=tg.float16), tg.Tensor([[1 + 2**-10, -1]], dtype=tg.float16)
+    y, s = F.add_layer_norm(a, tg.zeros(1, 2, dtype=tg.float16), eps=1.0)
+    (y * g + s * 2048).sum().backward()
+    assert a.grad.tolist() == [[2050, 2047]]  # 2048 + (1 + 2^-11) goes up to even, 2048 + 1 would go down
 
 
-BAD = {
-    "weight": (lambda: F.layer_norm(tg.ones(2, 768), tg.ones(512)), ValueError,
-               "layer_norm: weight must have shape (C,) = (768,), got (512,)"),
-    "bias": (lambda: F.layer_norm(tg.ones(2, 3), None, tg.ones(1)), ValueError,
-             "layer_norm: bias must have shape (C,) = (3,), got (1,)"),
-    "no axis": (lambda: F.layer_norm(tg.ones()), ValueError, "layer_norm: x must have at least one axis, got shape ()"),
-    "integers": (lambda: F.layer_norm(tg.arange(3)), TypeError, "layer_norm: x must have a floating dtype, got int64"),
-    "two dtypes": (lambda: F.layer_norm(tg.ones(3), tg.ones(3).half()), TypeError, "layer_norm: weight must have dtype float32"),
-    "residual": (lambda: F.add_layer_norm(tg.ones(2, 3), tg.ones(3)), ValueError,
-                 "add_layer_norm: residual must have shape (2, 3) like x, got (3,)"),
-    "rms weight": (lambda: F.rms_norm(tg.ones(2, 3), tg.ones(3, 1)), ValueError,
-                   "rms_norm: weight must have shape (C,) = (3,), got (3, 1)"),
-}  # fmt: skip
+@pytest.mark.parametrize("name", OPS)
+def test_the_same_bits_every_time(device, name):
+    op, _, full = OPS[name]
+    arrays = [rng(0).standard_normal(s).astype(np.float32) for s in [(300, 257)] * full + [(257,)] * PARAMETERS[name]]
+    first, second = (gradients(op, *(leaf(a) for a in arrays)) for _ in range(2))
+    assert all(a is b or (a.numpy() == b.numpy()).all() for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_errors(device, name):
-    call, error, message = BAD[name]
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+@pytest.mark.parametrize("needs", [(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)])
+def test_a_frozen_input_costs_nothing(monkeypatch, needs):
+    """No gradient of it is made, and its columns are not summed."""
+    sums, column_sum = [], layernorm.column_sum
+    monkeypatch.setattr(layernorm, "column_sum", lambda a: sums.append(a) or column_sum(a))
+    x, dy = rng(0).standard_normal((2, 5, 7))
+    _, mean, rstd = layernorm.fwd(x, None, None, 1e-5)
+    for middle, width in ((mean, 3), (None, 2)):
+        sums.clear()
+        found = layernorm.bwd(dy, x, None, middle, rstd, (*needs[:width], False)[:3])
+        assert [a is not None for a in found] == [*needs[:width], False][:3]
+        assert len(sums) == sum(needs[1:width])
+
+
+X, INTS = tg.ones(2, 3, device="cpu"), tg.arange(3, device="cpu")
+ERRORS = {
+    "weight must have shape (C,) = (3,), got (2,)": (ValueError, X, X[0, :2]),
+    "weight must have shape (C,) = (3,), got (1, 3)": (ValueError, X, X[:1]),
+    "weight must have dtype float32 like the others, got float64": (TypeError, X, X[0].to(tg.float64)),
+    "weight must be a Tensor or None, got float": (TypeError, X, 1.0),
+    "x must have a floating dtype, got int64": (TypeError, INTS, None),
+    "x must have at least one axis, got shape ()": (ValueError, X.sum(), None),
+    "x must be a Tensor, got list": (TypeError, [1.0], None),
+    "eps must be finite and at least 0, got -1": (ValueError, X, None, {"eps": -1}),
+    "eps must be finite and at least 0, got nan": (ValueError, X, None, {"eps": float("nan")}),
+    "eps must be a number, got '1'": (TypeError, X, None, {"eps": "1"}),
+}
+
+
+@pytest.mark.parametrize("message", ERRORS)
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm"])
+def test_errors(name, message):
+    error, x, weight, *options = ERRORS[message]
+    inputs = [x, x] if name == "add_layer_norm" else [x]
+    with pytest.raises(error, match=re.escape(f"{name}: {message}")):
+        getattr(F, name)(*inputs, weight, **dict(*options))
+
+
+def test_more_errors():
+    for message, call in {
+        "layer_norm: bias must have shape (C,) = (3,), got (2,)": lambda: F.layer_norm(X, X[0], X[0, :2]),
+        "add_layer_norm: residual must have shape (2, 3) like x, got (3,)": lambda: F.add_layer_norm(X, X[0]),
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()

@@ -2,48 +2,78 @@
 
 S = scale Q K^T where a key is seen, else -inf;  P = softmax(S);  O = (P m) V,  m the dropout multiplier (1 without)
 dV = (P m)^T dO;   dP = (dO V^T) m;   dS = P (dP - D),  D = rowsum(dO O);   dQ = scale dS K;   dK = scale dS^T Q
-Backward makes P again from the saved log-sum-exp L of each row, P = exp(S - L), as in FlashAttention-2 (arXiv:2307.08691,
-algorithm 2): nothing of the size of S is kept. A query that sees no key has output 0 and gradient 0 (L = inf there).
+Backward makes P again from the saved log-sum-exp L of each row, P = exp(S - L), as in FlashAttention-2
+(arXiv:2307.08691, algorithm 2): nothing of the size of S is kept. A query that sees no key has output 0 and gradient 0
+(L = inf there).
 
-Shapes: Q, O (B, H, Tq, D); K, V (B, Hkv, Tk, D), query head h reading key head h // (H / Hkv); L (B, H, Tq) in float32, in
-float64 for float64. Causal: query i sees the keys j <= i + Tk - Tq; with a window w also j > i + Tk - Tq - w.
+Shapes: Q, O (B, H, Tq, D); K, V (B, Hkv, Tk, D), query head h reading key head h // (H / Hkv); L (B, H, Tq) in
+float32, in float64 for float64. Causal: query i sees the keys j <= i + Tk - Tq; in a window w, j > i + Tk - Tq - w too.
+
+The work goes block by block: some heads and, within them, spans of queries with the keys that one of these sees.
+Scores lie transposed, (b, Hkv, keys, G queries) with the queries of a group of G heads in a row: NumPy reduces over
+the keys two to three times as fast that way (35 against 90 us for 4 heads of 128 by 128).
 """
 
 import math
+from typing import Any, NamedTuple
 
 from .. import random
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import accumulator
+from . import dropout
 from .common import check, check_float, narrow, widen
-from .dropout import check_probability, multiplier
+from .elementwise import masked
 from .reduce import top
 
 # Bytes of scores made at once: they stay in a CPU core's second-level cache; a GPU wants large batches.
 _BLOCK = {"numpy": 1 << 19, "cupy": 1 << 29}
+# Queries of a span under a causal mask, at most: shorter ones skip more of the keys that no query sees.
+_SPAN = {"numpy": 128, "cupy": 1 << 29}
 
 
-def blocks(batch, heads, bytes_of_a_head, module):
-    """(batch slice, head slice) pairs that cover all heads, several batch entries or part of one at a time."""
-    fit = max(_BLOCK[module] // max(bytes_of_a_head, 1), 1)
-    b, h = (max(fit // heads, 1), heads) if fit >= heads else (1, fit)
-    return [
+class Span(NamedTuple):
+    """Some queries, the keys from the first to the last that one of them sees, and which of these are seen by whom."""
+
+    queries: slice
+    keys: slice
+    masked: slice = slice(0, 0)  # the keys (counted from the span's first) that not every query sees
+    ceiling: Any = None  # (masked keys, 1, queries): +inf where the query sees the key, else -inf
+
+
+def config(batch, heads, group, tq, tk, size, causal, window, module):
+    """(blocks of heads, spans of queries), for scores of `size` bytes: those of a block and span stay within _BLOCK,
+    from one query of one key head up. Blocks are pairs of slices, of batch and key heads; spans lack their ceiling."""
+    budget, row = _BLOCK[module], max(group * tk * size, 1)
+    step = min(max(budget // row, 1), _SPAN[module] if causal else tq) or 1
+    fit = max(budget // (row * min(step, max(tq, 1))), 1)
+    b, h = (max(fit // max(heads, 1), 1), max(heads, 1)) if fit >= heads else (1, fit)
+    blocks = [
         (slice(i, min(i + b, batch)), slice(j, min(j + h, heads)))
         for i in range(0, batch, b)
         for j in range(0, heads, h)
     ]
+    spans = []
+    for i in range(0, tq, step):
+        end = min(i + step, tq)
+        stop = max(end + tk - tq, 0) if causal else tk
+        start = min(max(i + tk - tq - window + 1, 0), stop) if window is not None else 0
+        spans.append(Span(slice(i, end), slice(start, stop)))
+    return blocks, spans
 
 
-def ceiling(xp, tq, tk, causal, window, dtype):
-    """(Tk, 1, Tq): +inf where the query sees the key, -inf elsewhere, or None where all see all. fmin of it and the transposed
-    scores (..., Tk, G, Tq) is the masked scores, whatever an unseen key holds."""
-    if not causal:
-        return None
-    offset = tk - tq
-    seen = xp.tri(tq, tk, offset, dtype=bool)
+def masked_by(xp, span, offset, window, dtype):
+    """The span of a causal mask with its ceiling, where it needs one; query i stands at key i + offset."""
+    queries, keys = span.queries, span.keys
+    first = keys.start if window is not None else min(max(queries.start + offset + 1, keys.start), keys.stop)
+    if first == keys.stop:
+        return span
+    i, j = xp.arange(queries.start + offset, queries.stop + offset), xp.arange(first, keys.stop)[:, None, None]
+    seen = j <= i
     if window is not None:
-        seen &= ~xp.tri(tq, tk, offset - window, dtype=bool)
-    return xp.where(seen.T[:, None], dtype.type(math.inf), dtype.type(-math.inf))
+        seen &= j > i - window
+    ceiling = xp.where(seen, dtype.type(math.inf), dtype.type(-math.inf))
+    return span._replace(masked=slice(first - keys.start, keys.stop - keys.start), ceiling=ceiling)
 
 
 class _Problem:
@@ -51,95 +81,131 @@ class _Problem:
 
     def __init__(self, q, k, causal, scale, window, dropout_p, drawn):
         self.xp, self.dtype = array_module(q), accumulator(q.dtype)
-        self.batch, self.heads, self.tq, self.width = q.shape
-        self.key_heads, self.tk = k.shape[1:3]
-        self.group = self.heads // max(self.key_heads, 1)
-        self.scale = 1 / math.sqrt(max(self.width, 1)) if scale is None else scale
-        self.ceiling = ceiling(self.xp, self.tq, self.tk, causal, window, self.dtype)
+        batch, self.heads, self.tq, width = q.shape
+        key_heads, self.tk = k.shape[1:3]
+        self.group = self.heads // max(key_heads, 1)
+        self.scale = 1 / math.sqrt(max(width, 1)) if scale is None else scale
+        self.window = window
+        sizes = batch, key_heads, self.group, self.tq, self.tk, self.dtype.itemsize
+        self.blocks, self.spans = config(*sizes, causal, window, self.xp.__name__)
+        if causal:
+            self.spans = [masked_by(self.xp, s, self.tk - self.tq, window, self.dtype) for s in self.spans]
         self.dropout_p, self.drawn = dropout_p, drawn
-        head = self.group * self.tq * self.tk * self.dtype.itemsize
-        self.blocks = blocks(self.batch, self.key_heads, head, self.xp.__name__)
+        self.boost = dropout.scale(dropout_p)
 
-    def grouped(self, a, block):
-        """The block's part of an array with one entry a query head, (b, Hkv, G Tq, ...): the queries of a group in a row."""
+    def part(self, a, block, span):
+        """The view of an array (B, H, Tq, ...) on a block's heads and a span's queries."""
         b, h = block
-        a = a[b, h.start * self.group : h.stop * self.group]
-        return a.reshape(a.shape[0], h.stop - h.start, self.group * self.tq, *a.shape[3:])
+        return a[b, h.start * self.group : h.stop * self.group, span.queries]
 
-    def ungrouped(self, a, block):
-        """What `grouped` reads, as the view of an array (B, H, Tq, ...) to write to."""
-        b, h = block
-        return a[b, h.start * self.group : h.stop * self.group]
+    def grouped(self, a, block, span):
+        """That part as (b, Hkv, G queries, ...)."""
+        return self.by_key_head(self.part(a, block, span))
 
-    def scores(self, q, k, block):
-        """The block's scaled queries and its masked scores, transposed: (b, Hkv, Tk, G Tq). NumPy reduces over the keys
-        two to three times as fast that way (35 against 90 us for 4 heads of 128 by 128)."""
-        q = widen(self.grouped(q, block)) * self.dtype.type(self.scale)
-        s = self.xp.matmul(widen(k[block]), q.swapaxes(-1, -2))
-        if self.ceiling is not None:
-            by_head = s.reshape(*s.shape[:-1], self.group, self.tq)
-            self.xp.fmin(by_head, self.ceiling, out=by_head)
+    def by_key_head(self, a):
+        b, heads, queries, *rest = a.shape
+        return a.reshape(b, heads // self.group, self.group * queries, *rest)
+
+    def scores(self, q, k, block, span):
+        """The scaled queries and the masked scores of a block and span; k holds the block's keys."""
+        q = widen(self.grouped(q, block, span)) * self.scale
+        s = self.xp.matmul(k[:, :, span.keys], q.swapaxes(-1, -2))
+        if span.ceiling is not None:
+            partly = s.reshape(*s.shape[:3], self.group, -1)[:, :, span.masked]
+            self.xp.fmin(partly, span.ceiling, out=partly)  # of NaN and -inf it takes -inf
         return q, s
 
-    def dropped(self, s, block):
-        """The dropout multiplier of the block's weights, transposed as they are; None without dropout."""
+    def weigh(self, p, a, span):
+        """The sums of the rows of a, one a key, weighed with p (b, Hkv, keys, G queries): (b, Hkv, G queries, D)."""
+        xp, a = self.xp, a[:, :, span.keys]
+        y = xp.matmul(p.swapaxes(-1, -2), a)
+        if span.ceiling is None or xp.isfinite(y).all():
+            return y
+        # 0 times inf is NaN, but no query may notice what a key holds that it does not see. With 0 for each such number
+        # the others get the bits that they get without it; then those that see one take the keys that they see.
+        fine, fine_p = xp.isfinite(a), xp.isfinite(p)
+        y = xp.matmul(xp.where(fine_p, p, 0).swapaxes(-1, -2), xp.where(fine, a, 0))
+        p, fine_p = (x.reshape(*p.shape[:3], self.group, -1) for x in (p, fine_p))
+        of_query = y.reshape(*y.shape[:2], self.group, -1, y.shape[3])
+        for i in range(p.shape[4]):
+            end = max(span.queries.start + i + self.tk - self.tq + 1 - span.keys.start, 0)
+            seen = slice(max(end - self.window, 0) if self.window is not None else 0, end)
+            if not (fine[:, :, seen].all() and fine_p[:, :, seen, :, i].all()):
+                of_query[:, :, :, i] = xp.matmul(p[:, :, seen, :, i].swapaxes(-1, -2), a[:, :, seen])
+        return y
+
+    def kept(self, block, span):
+        """Which weights dropout keeps, laid out as the scores; None without dropout. The weights of a query, numbered
+        as in (B, H, Tq, Tk), start with a Philox counter of their own, so that any part of them can be drawn."""
         if not self.dropout_p:
             return None
-        b, h = block
-        rows = self.group * self.tq
-        start = (b.start * self.key_heads + h.start) * rows * self.tk
-        m = multiplier(self.xp, s.size, self.dropout_p, self.drawn, self.dtype, start)
-        return m.reshape(*s.shape[:2], rows, self.tk).swapaxes(-1, -2)
+        xp, keys, (b, h) = self.xp, span.keys, block
+        heads = slice(h.start * self.group, h.stop * self.group)
+        quarters = slice(keys.start // 4, -(-keys.stop // 4))
+        b, h, i, j = xp.ix_(*(xp.arange(a.start, a.stop) for a in (b, heads, span.queries, quarters)))
+        first = ((b * self.heads + h) * self.tq + i) * -(-self.tk // 4)  # of a query
+        counter = self.by_key_head(first + j).swapaxes(2, 3).astype(xp.uint64)
+        mask = dropout.kept(xp, counter, self.dropout_p, self.drawn, axis=3)
+        mask = mask.reshape(*mask.shape[:2], 4 * mask.shape[2], mask.shape[4])
+        return mask[:, :, keys.start % 4 :][:, :, : keys.stop - keys.start]
 
 
 def fwd(q, k, v, problem):
-    """O and L."""
+    """O in q's dtype and unrounded, and L."""
     xp = problem.xp
-    o, lse = xp.empty_like(q), xp.empty(q.shape[:3], problem.dtype)  # o in the memory order of q, (B, T, H, D) in a GPT
-    ones = xp.ones((1, problem.tk), problem.dtype)
+    o = xp.empty_like(q, dtype=problem.dtype)  # in the memory order of q, which is (B, T, H, D) in a GPT
+    lse, ones = xp.empty(q.shape[:3], problem.dtype), xp.ones((1, problem.tk), problem.dtype)
     for block in problem.blocks:
-        _, p = problem.scores(q, k, block)
-        shift = top(p, (2,))
-        shift = xp.where(xp.isneginf(shift), 0, shift)
-        p -= shift
-        xp.exp(p, out=p)
-        total = xp.matmul(ones, p)  # a sum over keys: a fifth of the time that sum() takes on a CPU
-        log = problem.ungrouped(lse, block)
-        log[...] = xp.where(total == 0, math.inf, shift + xp.log(total)).reshape(log.shape)
-        m = problem.dropped(p, block)
-        if m is not None:
-            p *= m
-        part = xp.matmul(p.swapaxes(-1, -2), widen(v[block]))
-        part /= xp.where(total == 0, 1, total).swapaxes(-1, -2)
-        out = problem.ungrouped(o, block)
-        out[...] = part.reshape(out.shape)
-    return o, lse
+        keys, values = widen(k[block]), widen(v[block])
+        for span in problem.spans:
+            _, p = problem.scores(q, keys, block, span)
+            shift = top(p, (2,))
+            shift = xp.where(xp.isneginf(shift), 0, shift)
+            p -= shift
+            xp.exp(p, out=p)
+            total = xp.matmul(ones[:, span.keys], p)  # a sum over keys: a fifth of the time that sum() takes on a CPU
+            log = problem.part(lse, block, span)
+            log[...] = xp.where(total == 0, math.inf, shift + xp.log(total)).reshape(log.shape)
+            mask = problem.kept(block, span)
+            y = problem.weigh(p if mask is None else masked(p, mask), values, span)
+            y *= problem.boost / xp.where(total == 0, 1, total).swapaxes(-1, -2)
+            out = problem.part(o, block, span)
+            out[...] = y.reshape(out.shape)
+    return narrow(o, q.dtype), o, lse
 
 
-def bwd(do, q, k, v, o, lse, problem):
-    """dQ, dK, dV."""
+def bwd(do, q, k, v, o, lse, problem, needs):
+    """dQ, dK, dV where `needs` has True; o is O unrounded: D cancels against dP, which would show its rounding."""
     xp = problem.xp
-    dq, dk, dv = xp.empty_like(q), xp.empty_like(k), xp.empty_like(v)
+    dq, dk, dv = (xp.empty_like(a) if need else None for a, need in zip((q, k, v), needs, strict=True))
     for block in problem.blocks:
-        scaled, p = problem.scores(q, k, block)
-        p -= problem.grouped(lse, block)[..., None, :]
-        xp.exp(p, out=p)
-        g = widen(problem.grouped(do, block))
-        d = (g * problem.grouped(o, block)).sum(axis=-1)
-        ds = xp.matmul(widen(v[block]), g.swapaxes(-1, -2))
-        m = problem.dropped(p, block)
-        if m is not None:
-            ds *= m
-        ds -= d[..., None, :]
-        ds *= p
-        if m is not None:
-            p *= m
-        dv[block] = xp.matmul(p, g)
-        dk[block] = xp.matmul(ds, scaled)
-        part = xp.matmul(ds.swapaxes(-1, -2), widen(k[block]))
-        part *= problem.dtype.type(problem.scale)
-        out = problem.ungrouped(dq, block)
-        out[...] = part.reshape(out.shape)
+        keys, values = widen(k[block]), widen(v[block])
+        dkeys, dvalues = (None if a is None else xp.zeros_like(keys) for a in (dk, dv))
+        for span in problem.spans:
+            scaled, p = problem.scores(q, keys, block, span)
+            p -= problem.grouped(lse, block, span)[:, :, None]
+            xp.exp(p, out=p)
+            g, mask = widen(problem.grouped(do, block, span)), problem.kept(block, span)
+            boosted = g if mask is None else g * problem.boost
+            if dv is not None:
+                dvalues[:, :, span.keys] += xp.matmul(p if mask is None else masked(p, mask), boosted)
+            if dq is None and dk is None:
+                continue
+            ds = xp.matmul(values[:, :, span.keys], boosted.swapaxes(-1, -2))
+            ds = ds if mask is None else masked(ds, mask)
+            ds -= (g * problem.grouped(o, block, span)).sum(axis=-1)[:, :, None]
+            ds *= p
+            if dk is not None:
+                dkeys[:, :, span.keys] += xp.matmul(ds, scaled)
+            if dq is not None:
+                y = problem.weigh(ds, keys, span)
+                y *= problem.scale
+                out = problem.part(dq, block, span)
+                out[...] = y.reshape(out.shape)
+        if dk is not None:
+            dk[block] = dkeys
+        if dv is not None:
+            dv[block] = dvalues
     return dq, dk, dv
 
 
@@ -154,14 +220,11 @@ class Attention(Function):
         check(same, f"{name}: q and k must agree in B and D, got {q.shape} and {k.shape}")
         divides = q.shape[1] % k.shape[1] == 0 if k.shape[1] else q.shape[1] == 0
         check(divides, f"{name}: the heads of q must be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}")
-        check(window is None or is_causal, f"{name}: window needs is_causal=True")
-        check(window is None or window > 0, f"{name}: window must be at least 1, got {window}")
-        check_probability(name, dropout_p)
         drawn = random.default_generator.next_draw() if dropout_p else None
         ctx.problem = _Problem(q, k, is_causal, scale, window, dropout_p, drawn)
-        o, lse = fwd(q, k, v, ctx.problem)
+        y, o, lse = fwd(q, k, v, ctx.problem)
         ctx.save_for_backward(q, k, v, o, lse)
-        return o
+        return y
 
     def backward(ctx, do):
-        return bwd(do, *ctx.saved_arrays, ctx.problem)
+        return bwd(do, *ctx.saved_arrays, ctx.problem, ctx.needs_input_grad)

@@ -56,14 +56,15 @@ def narrow(a, dtype):
 
 
 def unbroadcast(g, shape):
-    """The gradient g of a broadcast result, summed back to the `shape` that was broadcast (in at least float32)."""
+    """The gradient g of a broadcast result, summed back to the `shape` that was broadcast. A sum of half numbers is
+    float32: whoever takes the gradient rounds it, and a half Parameter's is float32 too."""
     if g.shape == shape:
         return g
     extra = g.ndim - len(shape)
     axes = tuple(range(extra)) + tuple(extra + i for i, n in enumerate(shape) if n == 1 and g.shape[extra + i] != 1)
     if not axes:
         return g.reshape(shape)
-    return narrow(array_module(g).sum(g, axis=axes, dtype=accumulator(g.dtype)), g.dtype).reshape(shape)
+    return array_module(g).sum(g, axis=axes, dtype=accumulator(g.dtype)).reshape(shape)
 
 
 # Elementwise chains run block by block on the CPU, so that a block's temporaries stay in the cache: 2^15 float32 numbers

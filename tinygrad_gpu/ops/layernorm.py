@@ -3,81 +3,99 @@
 layer_norm (arXiv:1607.06450, eqs. 3 and 4), var biased:
     y  = xhat * w + b,  xhat = (x - mean) * rstd,  rstd = 1 / sqrt(var + eps)
     dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * w;   dw = sum(dy * xhat);   db = sum(dy)
-rms_norm (arXiv:1910.07467, eq. 4):
-    y  = xhat * w,  xhat = x * rstd,  rstd = 1 / sqrt(mean(x^2) + eps)
-    dx = rstd * (g - xhat * mean(g * xhat));   dw = sum(dy * xhat)
+rms_norm (arXiv:1910.07467, eq. 4) is the same without the means of x and g and without b.
 add_layer_norm: s = x + residual, y = layer_norm(s);  dx = dresidual = dlayer_norm + ds
 
-Shapes: x, y, s and their gradients (..., C); w, b (C,), either may be None; mean, rstd (..., 1) in float32, in float64 for
-float64. The variance is taken in a second pass: mean(x^2) - mean^2 would cancel where the mean is large.
+Shapes: x, y, s and their gradients (..., C); w, b (C,), either may be None; mean, rstd (R, 1) for the R rows of x, in
+float32, in float64 for float64. The variance is taken in a second pass: mean(x^2) - mean^2 would cancel where the mean
+is large. There the first pass rounds the mean by more than a small deviation, too: the second takes its error off.
 """
+
+import numpy as np
 
 from ..autograd import Function
 from ..device import array_module
+from ..dtypes import accumulator, float64
 from .common import check, check_float, narrow, widen
-from .gemm import column_sum
+from .gemm import column_sum, rows
+
+# What a CPU takes at once: elements, so that what is made of them stays in a core's cache, and rows, since BLAS sums
+# these one after another (blocks are summed in float64).
+_BLOCK, _ROWS = 2**16, 2**11
 
 
-def _mean(a):
-    """The mean of each row of a (..., C), as (..., 1); by BLAS, in half the time of mean() on a CPU."""
-    c = a.shape[-1]
-    return (a @ array_module(a).ones(c, a.dtype))[..., None] / a.dtype.type(c)
+def _blocks(x):
+    """Slices of the rows of x (R, C): of cache size for NumPy, one for CuPy."""
+    n, width = x.shape
+    step = min(max(_BLOCK // max(width, 1), 1), _ROWS) if isinstance(x, np.ndarray) else max(n, 1)
+    return [slice(i, i + step) for i in range(0, n, step)]
 
 
-def _mean_of_product(a, b):
-    """The mean of each row of a * b, with no array for the product."""
-    return array_module(a).einsum("...c,...c->...", a, b)[..., None] / a.dtype.type(a.shape[-1])
+def _mean(a, b=None):
+    """The mean of each row of a (r, C), or of its product with b (r, C) or (C,): by BLAS, as a.mean() takes longer."""
+    xp = array_module(a)
+    if b is None:
+        b = xp.ones(a.shape[1], a.dtype)
+    total = a @ b if b.ndim == 1 else xp.einsum("rc,rc->r", a, b)
+    return total[:, None] / a.shape[1]
 
 
-def fwd(x, w, b, eps):
-    """y, mean, rstd."""
-    wide = widen(x)
-    mean = _mean(wide)
-    y = wide - mean
-    rstd = 1 / array_module(x).sqrt(_mean_of_product(y, y) + wide.dtype.type(eps))
-    y *= rstd
-    if w is not None:
-        y *= w
-    if b is not None:
-        y += b
-    return narrow(y, x.dtype), mean, rstd
+def fwd(x, w, b, eps, centred=True):
+    """y, mean (None unless centred), rstd."""
+    xp = array_module(x)
+    y, x = xp.empty(x.shape, x.dtype), rows(x)
+    out = rows(y)
+    mean, rstd = (xp.empty((len(x), 1), accumulator(x.dtype)) for _ in range(2))
+    for r in _blocks(x):
+        xhat, error = widen(x[r]), 0
+        if centred:
+            mean[r] = _mean(xhat)
+            xhat = xhat - mean[r]
+            error = _mean(xhat)
+            mean[r] += error
+        rstd[r] = 1 / xp.sqrt(_mean(xhat, xhat) - error * error + eps)
+        xhat = xhat * rstd[r]
+        if centred:
+            xhat -= error * rstd[r]
+        if w is not None:
+            xhat *= w
+        if b is not None:
+            xhat += b
+        out[r] = xhat
+    return y, mean if centred else None, rstd
 
 
-def bwd(dy, x, w, mean, rstd):
-    """dx, dw, db; the last two in the dtype of the arithmetic."""
-    dy, xhat = widen(dy), widen(x) - mean
-    xhat *= rstd
-    dw, db = column_sum(dy * xhat), column_sum(dy)
-    dx = dy.copy() if w is None else dy * w  # g
-    xhat *= _mean_of_product(dx, xhat)
-    xhat += _mean(dx)
-    dx -= xhat
-    dx *= rstd
-    return narrow(dx, x.dtype), dw, db
+def bwd(dy, x, w, mean, rstd, needs, ds=None):
+    """dx, plus ds if there is one, dw and db, each None unless needed; the last two in the dtype of the arithmetic."""
+    xp, w = array_module(x), None if w is None else widen(w)
+    dx = xp.empty(x.shape, x.dtype) if needs[0] else None
+    dw, db = (xp.zeros(x.shape[-1], float64) if need else None for need in needs[1:])
+    x, dy, out, ds = (None if a is None else rows(a) for a in (x, dy, dx, ds))
+    for r in _blocks(x):
+        g = widen(dy[r])
+        if db is not None:
+            db += column_sum(g)
+        if dx is None and dw is None:
+            continue
+        xhat = widen(x[r]) * rstd[r] if mean is None else widen(x[r]) - mean[r]
+        if mean is not None:
+            xhat *= rstd[r]
+        product = g * xhat
+        if dw is not None:
+            dw += column_sum(product)
+        if dx is not None:
+            xhat *= -_mean(product, w)
+            xhat += g if w is None else xp.multiply(g, w, out=product)
+            if mean is not None:
+                xhat -= _mean(g, w)
+            xhat *= rstd[r]
+            if ds is not None:
+                xhat += ds[r]
+            out[r] = xhat
+    return dx, *(None if a is None else narrow(a, rstd.dtype) for a in (dw, db))
 
 
-def rms_fwd(x, w, eps):
-    """y, rstd."""
-    wide = widen(x)
-    rstd = 1 / array_module(x).sqrt(_mean_of_product(wide, wide) + wide.dtype.type(eps))
-    y = wide * rstd
-    if w is not None:
-        y *= w
-    return narrow(y, x.dtype), rstd
-
-
-def rms_bwd(dy, x, w, rstd):
-    """dx, dw."""
-    dy, xhat = widen(dy), widen(x) * rstd
-    dw = column_sum(dy * xhat)
-    dx = dy.copy() if w is None else dy * w  # g
-    xhat *= _mean_of_product(dx, xhat)
-    dx -= xhat
-    dx *= rstd
-    return narrow(dx, x.dtype), dw
-
-
-def _check(name, x, w, b):
+def _check(name, x, w, b=None):
     check_float(name, x=x, weight=w, bias=b)
     check(x.ndim > 0, f"{name}: x must have at least one axis, got shape ()")
     width = x.shape[-1]
@@ -94,19 +112,17 @@ class LayerNorm(Function):
         return y
 
     def backward(ctx, dy):
-        return bwd(dy, *ctx.saved_arrays)
+        return bwd(dy, *ctx.saved_arrays, ctx.needs_input_grad)
 
 
 class AddLayerNorm(Function):
     materialize_grads = False  # the sum alone, or the normalised sum alone, is often all that is used
 
     def forward(ctx, x, residual, w, b, eps):
-        check_float("add_layer_norm", x=x, residual=residual)
-        check(
-            residual.shape == x.shape,
-            f"add_layer_norm: residual must have shape {x.shape} like x, got {residual.shape}",
-        )
-        _check("add_layer_norm", x, w, b)
+        name = "add_layer_norm"
+        check_float(name, x=x, residual=residual)
+        check(residual.shape == x.shape, f"{name}: residual must have shape {x.shape} like x, got {residual.shape}")
+        _check(name, x, w, b)
         s = x + residual
         y, mean, rstd = fwd(s, w, b, eps)
         ctx.save_for_backward(s, w, mean, rstd)
@@ -115,18 +131,18 @@ class AddLayerNorm(Function):
     def backward(ctx, dy, ds):
         if dy is None:
             return ds, ds, None, None
-        dx, dw, db = bwd(dy, *ctx.saved_arrays)
-        if ds is not None:
-            dx += ds
+        x, residual, *others = ctx.needs_input_grad
+        dx, dw, db = bwd(dy, *ctx.saved_arrays, (x or residual, *others), ds)
         return dx, dx, dw, db
 
 
 class RMSNorm(Function):
     def forward(ctx, x, w, eps):
-        _check("rms_norm", x, w, None)
-        y, rstd = rms_fwd(x, w, eps)
+        _check("rms_norm", x, w)
+        y, _, rstd = fwd(x, w, None, eps, centred=False)
         ctx.save_for_backward(x, w, rstd)
         return y
 
     def backward(ctx, dy):
-        return rms_bwd(dy, *ctx.saved_arrays)
+        x, w, rstd = ctx.saved_arrays
+        return bwd(dy, x, w, None, rstd, (*ctx.needs_input_grad, False))[:2]

@@ -70,25 +70,3 @@ def matmul_operands(draw, max_side=5, dtype=np.float64):
     )
     a, b = drawn.input_shapes
     return draw(arrays(a, dtype)), draw(arrays(b, dtype))
-
-
-@st.composite
-def strided(draw, array):
-    """A view with the values of `array` and other memory: as it is, transposed memory, every second element, reversed.
-
-    >>> import numpy as np
-    >>> from hypothesis import find
-    >>> from tinygrad_gpu.testing import strategies
-    >>> find(strategies.strided(np.ones((2, 2))), lambda a: not a.flags.c_contiguous).strides
-    (8, 16)
-    """
-    form = draw(st.sampled_from(("plain", "transposed", "sliced", "reversed")))
-    if form == "transposed":
-        return np.asarray(array, order="F")
-    if form == "sliced" and array.ndim:
-        wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), np.nan, array.dtype)
-        wide[..., ::2] = array
-        return wide[..., ::2]
-    if form == "reversed" and array.ndim:
-        return np.ascontiguousarray(array[..., ::-1])[..., ::-1]
-    return array
