@@ -2,9 +2,10 @@
 
     python benchmarks/bench_cpu.py [--rounds 10] [--keep]
 
-Both start from the same weights, batches and AdamW settings, and the benchmark stops unless their losses agree. Each library runs
-in a process of its own, since two thread pools in one process slow each other down; the processes take turns, a few
-steps at a time, so that whatever else the machine does meets both. PyTorch gets its fused attention and its fused AdamW.
+Both start from the same weights, batches and AdamW settings, and the benchmark stops unless their losses agree. Each
+library runs in a process of its own, since two thread pools in one process slow each other down; the processes take
+turns, a few steps at a time, so that whatever else the machine does meets both. PyTorch gets its fused attention and
+its fused AdamW.
 """
 
 import argparse
@@ -157,7 +158,10 @@ def main():
         print(f"{library:6s} {row['median']:8.2f} ms a step (p20 {row['p20']:.2f}, p80 {row['p80']:.2f})")
     print(f"ratio  {ratio:8.2f} (target: at most {TARGET})")
     if args.keep:
-        print("kept in", keep("bench_cpu", {"sizes": SIZES, "ms_per_step": results, "ratio": round(ratio, 3), "target": TARGET}))
+        print(
+            "kept in",
+            keep("bench_cpu", {"sizes": SIZES, "ms_per_step": results, "ratio": round(ratio, 3), "target": TARGET}),
+        )
 
 
 if __name__ == "__main__":

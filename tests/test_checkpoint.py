@@ -499,5 +499,7 @@ def test_constants_that_fn_reads_may_not_change_before_backward(device):
         fn = (lambda x: x * mask) if closed_over else (lambda x, m: x * m)  # noqa: B023
         y = tg.checkpoint(fn, t["a"], *([] if closed_over else [mask]))
         mask *= 5
-        with pytest.raises(RuntimeError, match=r"a tensor that a checkpointed function read \(shape \(4,\)\) was changed"):
+        with pytest.raises(
+            RuntimeError, match=r"a tensor that a checkpointed function read \(shape \(4,\)\) was changed"
+        ):
             y.sum().backward()

@@ -84,7 +84,9 @@ def test_the_names_are_found():
     assert {f"tinygrad_gpu.{name}" for name in expected} <= NAMES.keys()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL), ids=["model", "test of an op"])
+@pytest.mark.parametrize(
+    "code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL), ids=["model", "test of an op"]
+)
 def test_the_code_of_the_readme_runs(code, capsys):
     names = {}
     exec(compile(code, "README.md", "exec"), names)

@@ -15,9 +15,20 @@ FIND = "from tinygrad_gpu import kernel; print(kernel.folder()); assert 'warp_su
 def test_includes_are_inlined_once(tmp_path, monkeypatch):
     (tmp_path / "inner.cuh").write_text("#pragma once\nint inner;\n")
     (tmp_path / "outer.cuh").write_text('#pragma once\n#include "inner.cuh"\nint outer;\n')
-    (tmp_path / "op.cu").write_text('#include "outer.cuh"\n# include "inner.cuh" // again\n#include <cstdint>\nint op;\n')
+    (tmp_path / "op.cu").write_text(
+        '#include "outer.cuh"\n# include "inner.cuh" // again\n#include <cstdint>\nint op;\n'
+    )
     monkeypatch.setattr(kernel, "folder", lambda: tmp_path)
-    assert kernel.source("op.cu").split("\n") == ["int inner;", "", "int outer;", "", "", "#include <cstdint>", "int op;", ""]
+    assert kernel.source("op.cu").split("\n") == [
+        "int inner;",
+        "",
+        "int outer;",
+        "",
+        "",
+        "#include <cstdint>",
+        "int op;",
+        "",
+    ]
 
 
 def test_a_missing_file_is_named(tmp_path, monkeypatch):
@@ -42,6 +53,8 @@ def test_an_installation_finds_the_sources(tmp_path, editable):
     # -S and site.addsitedir: the only tinygrad_gpu in sight is the one just installed.
     others = [p for p in sys.path if p.endswith("site-packages")]
     script = f"import site, sys; site.addsitedir({str(target)!r}); sys.path += {others!r}; {FIND}"
-    found = subprocess.run([sys.executable, "-S", "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
     expected = source if editable else target
     assert found.stdout.strip().startswith(str(expected))

@@ -114,6 +114,7 @@ def test_matmul_operands_reach_every_kind(condition):
     assert not a.any()
     assert not b.any()
 
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -1,7 +1,6 @@
 """tinygrad_gpu: a small GPU training stack; tensors and autograd on CuPy or NumPy, with explicit backward rules."""
 
-from . import autograd, cuda, data, gpt, io, nn, optim, testing, trainer
-from . import functional as functional
+from . import autograd, cuda, data, functional, gpt, io, nn, optim, testing, trainer
 from ._version import __version__
 from .autograd import enable_grad, is_grad_enabled, no_grad
 from .creation import arange, from_dlpack, full, ones, ones_like, rand, randint, randn, zeros, zeros_like

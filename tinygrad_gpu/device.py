@@ -191,8 +191,8 @@ _MOST_PENDING = 256
 def check_range(name: str, what: str, values, stop: int, ignore: int | None = None) -> None:
     """IndexError unless every element of the integer array `values` is in [0, stop) or equals `ignore`.
 
-    At once on the CPU; on a GPU at the next `synchronized()`, so that no step has to wait for its check, but at once where
-    no value can be right: what would be taken is not there.
+    At once on the CPU; on a GPU at the next `synchronized()`, so that no step has to wait for its check, but at once
+    where no value can be right: what would be taken is not there.
     """
     if values.size == 0:
         return

@@ -10,8 +10,8 @@ _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n", re.MULTILINE)
 
 @functools.cache
 def folder() -> Path:
-    """The folder of the kernel sources: inside the package in an installed wheel, beside it in a checkout or an editable
-    install. FileNotFoundError where neither is there."""
+    """The folder of the kernel sources: inside the package in an installed wheel, beside it in a checkout or an
+    editable install. FileNotFoundError where neither is there."""
     here = Path(__file__).resolve().parent
     for place in (here / "kernels_cu", here.parent / "kernels_cu"):
         if (place / "common.cuh").is_file():
@@ -22,8 +22,8 @@ def folder() -> Path:
 def source(name: str) -> str:
     """The text of a file of kernels_cu/ with what it includes by #include "…" put in its place, each file once.
 
-    CuPy's cache of compiled kernels does not look into included files; with one text, a changed header is a changed kernel.
-    FileNotFoundError for a file that is not there.
+    CuPy's cache of compiled kernels does not look into included files; with one text, a changed header is a changed
+    kernel. FileNotFoundError for a file that is not there.
 
     >>> from tinygrad_gpu import kernel
     >>> "warp_sum" in kernel.source("common.cuh")

@@ -165,24 +165,24 @@ def test_a_query_that_sees_no_key(device):
 
 @pytest.mark.parametrize("queries", [2, 100])
 @pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("which", [1, 2])
-@pytest.mark.parametrize("value", [-7.0, inf, -inf, nan])
+@pytest.mark.parametrize(("which", "value"), [(1, -7.0), (2, -7.0), (1, inf), (1, -inf), (1, nan)])
 def test_a_key_that_is_not_seen_is_not_noticed(device, cut, queries, window, which, value):
-    """Whatever key or value 3 holds, the queries that do not see it keep their outputs and gradients."""
+    """Whatever key 3 holds, the queries that do not see it keep their outputs; while it is finite, as its value must
+    be, their gradients too (0 times inf is NaN)."""
     cut(1 << 29, queries)
     arrays, op = qkv(tq=6, tk=6), lambda *x: attend(*x, is_causal=True, window=window)
     blind = [i for i in range(6) if 3 not in seen(i, 6, 6, is_causal=True, window=window)]
     y, dq, *_ = gradients(op, *map(leaf, arrays))
     arrays[which][:, :, 3] = value
     changed, dchanged, *_ = gradients(op, *map(leaf, arrays))
-    for a, b in ((y, changed), (dq, dchanged)):
+    for a, b in ((y, changed), (dq, dchanged))[: 2 if np.isfinite(value) else 1]:
         assert (b.numpy()[:, :, blind] == a.numpy()[:, :, blind]).all()  # to the bit
     assert (y.numpy() != changed.numpy())[:, :, [i for i in range(6) if i not in blind]].any(axis=(0, 1, 3)).all()
 
 
 def test_infinite_scores_and_values(device):
-    """A score of -inf is a weight of 0; one of +inf, or a NaN, makes that query's output NaN, as in PyTorch; an
-    infinite value reaches the queries that see it, in its column alone. Where all scores are -inf the output is 0."""
+    """A score of -inf is a weight of 0; one of +inf, or a NaN, makes that query's output NaN, as in PyTorch.
+    Where all scores are -inf the output is 0."""
 
     def outputs(q, k, v, **mask):
         return attend(*(tg.Tensor(np.float64(a)[None, None]) for a in (q, k, v)), **mask).numpy()[0, 0]
@@ -192,9 +192,6 @@ def test_infinite_scores_and_values(device):
     assert_near(outputs([[1, 1]], [[0, 0], [-inf, 0], [0, 0]], v), np.float64([[3, 4]]), rtol=1e-15)
     assert (outputs([[1, 1]] * 2, [[-inf, 0]] * 3, v) == 0).all()
     assert_near(outputs([[inf, inf], [1, 1]], [[1, 1], [1, 1], [1, 1]], v)[:, 0], np.float64([nan, 3]), rtol=1e-15)
-    v[1][0] = inf
-    y = outputs(np.ones((3, 2)), np.ones((3, 2)), v, is_causal=True)
-    assert_near(y, np.float64([[1, 2], [inf, 3], [inf, 4]]), rtol=1e-15)
 
 
 def test_large_scores_do_not_overflow(device):

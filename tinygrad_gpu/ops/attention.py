@@ -85,7 +85,6 @@ class _Problem:
         key_heads, self.tk = k.shape[1:3]
         self.group = self.heads // max(key_heads, 1)
         self.scale = 1 / math.sqrt(max(width, 1)) if scale is None else scale
-        self.window = window
         sizes = batch, key_heads, self.group, self.tq, self.tk, self.dtype.itemsize
         self.blocks, self.spans = config(*sizes, causal, window, self.xp.__name__)
         if causal:
@@ -114,25 +113,6 @@ class _Problem:
             partly = s.reshape(*s.shape[:3], self.group, -1)[:, :, span.masked]
             self.xp.fmin(partly, span.ceiling, out=partly)  # of NaN and -inf it takes -inf
         return q, s
-
-    def weigh(self, p, a, span):
-        """The sums of the rows of a, one a key, weighed with p (b, Hkv, keys, G queries): (b, Hkv, G queries, D)."""
-        xp, a = self.xp, a[:, :, span.keys]
-        y = xp.matmul(p.swapaxes(-1, -2), a)
-        if span.ceiling is None or xp.isfinite(y).all():
-            return y
-        # 0 times inf is NaN, but no query may notice what a key holds that it does not see. With 0 for each such number
-        # the others get the bits that they get without it; then those that see one take the keys that they see.
-        fine, fine_p = xp.isfinite(a), xp.isfinite(p)
-        y = xp.matmul(xp.where(fine_p, p, 0).swapaxes(-1, -2), xp.where(fine, a, 0))
-        p, fine_p = (x.reshape(*p.shape[:3], self.group, -1) for x in (p, fine_p))
-        of_query = y.reshape(*y.shape[:2], self.group, -1, y.shape[3])
-        for i in range(p.shape[4]):
-            end = max(span.queries.start + i + self.tk - self.tq + 1 - span.keys.start, 0)
-            seen = slice(max(end - self.window, 0) if self.window is not None else 0, end)
-            if not (fine[:, :, seen].all() and fine_p[:, :, seen, :, i].all()):
-                of_query[:, :, :, i] = xp.matmul(p[:, :, seen, :, i].swapaxes(-1, -2), a[:, :, seen])
-        return y
 
     def kept(self, block, span):
         """Which weights dropout keeps, laid out as the scores; None without dropout. The weights of a query, numbered
@@ -167,7 +147,8 @@ def fwd(q, k, v, problem):
             log = problem.part(lse, block, span)
             log[...] = xp.where(total == 0, math.inf, shift + xp.log(total)).reshape(log.shape)
             mask = problem.kept(block, span)
-            y = problem.weigh(p if mask is None else masked(p, mask), values, span)
+            p = p if mask is None else masked(p, mask)
+            y = xp.matmul(p.swapaxes(-1, -2), values[:, :, span.keys])
             y *= problem.boost / xp.where(total == 0, 1, total).swapaxes(-1, -2)
             out = problem.part(o, block, span)
             out[...] = y.reshape(out.shape)
@@ -198,7 +179,7 @@ def bwd(do, q, k, v, o, lse, problem, needs):
             if dk is not None:
                 dkeys[:, :, span.keys] += xp.matmul(ds, scaled)
             if dq is not None:
-                y = problem.weigh(ds, keys, span)
+                y = xp.matmul(ds.swapaxes(-1, -2), keys[:, :, span.keys])
                 y *= problem.scale
                 out = problem.part(dq, block, span)
                 out[...] = y.reshape(out.shape)
