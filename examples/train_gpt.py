@@ -25,7 +25,7 @@ from tinygrad_gpu.trainer import Trainer
 
 # What a kind of device does in a sensible time: two CPU cores in about two minutes, a GPU in a few.
 DEFAULTS = {
-    "cpu": {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "batch_size": 8, "steps": 3000, "lr": 3e-3},
+    "cpu": {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "batch_size": 16, "steps": 1800, "lr": 4e-3},
     "cuda": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "steps": 2000, "lr": 1e-3},
 }
 DTYPES = {"float32": tg.float32, "bfloat16": tg.bfloat16, "float16": tg.float16}

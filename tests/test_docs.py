@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -87,10 +88,10 @@ def test_the_names_are_found():
 @pytest.mark.parametrize(
     "code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL), ids=["model", "test of an op"]
 )
-def test_the_code_of_the_readme_runs(code, capsys):
-    names = {}
-    exec(compile(code, "README.md", "exec"), names)
-    for name, value in names.items():
+def test_the_code_of_the_readme_runs(code, capsys, tmp_path):
+    script = tmp_path / "readme.py"  # a real file: hypothesis reads the source of the tests that it runs
+    script.write_text(code)
+    for name, value in runpy.run_path(str(script)).items():
         if name.startswith("test_"):
             value()
     printed = capsys.readouterr().out
