@@ -160,6 +160,17 @@ def test_scaler_trains_float16(device):
     assert math.isfinite(trainer.history[-1]["grad_norm"])
 
 
+def test_a_skipped_step_holds_the_schedule(device):
+    """Two steps with an infinite gradient change nothing, and their rate comes again."""
+    seen, factors = [], iter([math.inf, 1.0, math.inf])
+    trainer = make(schedule=lambda step: seen.append(step) or 1e-3, scaler=tg.optim.GradScaler(1024.0))
+    trainer.model.wte.weight.register_hook(lambda grad: grad * next(factors, 1.0))
+    trainer.fit(5)
+    assert seen == [0, 0, 1, 1, 2]
+    assert trainer.scaler.get_scale() == 256.0
+    assert (trainer.optimizer.steps, trainer.optimizer.skipped_steps) == (3, 2)
+
+
 def test_the_bar_shows_loss_and_speed(capsys):
     trainer = make(eval_batches=evaluation_batches(TOKENS, 4, 8, batches=1))
     trainer.progress = True
