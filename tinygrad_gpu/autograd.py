@@ -114,7 +114,8 @@ class Place:
     """Where the gradient of one leaf is summed: `array`, and whether it already holds a part of the sum (`filled`).
 
     A backward rule that asks for it (`ctx.grad_place`) writes `array` with = where `filled` is False, adds into it
-    where it is True, and returns the Place itself as that input's gradient.
+    where it is True, sets `filled` at once, since another input may be the same leaf, and returns the Place itself as
+    that input's gradient.
     """
 
     __slots__ = ("array", "filled")
@@ -186,6 +187,7 @@ class Function:
         ...         if place is None or place.filled:
         ...             return 2 * dy
         ...         place.array[...] = 2 * dy  # no array between the rule and the leaf
+        ...         place.filled = True
         ...         return place
         >>> x = tg.ones(1, requires_grad=True)
         >>> Twice.apply(x).backward()

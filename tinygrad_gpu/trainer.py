@@ -13,9 +13,9 @@ COLUMNS = ("step", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second")
 class Trainer:
     """Trains `model` with `optimizer` on the batches of `loader`, an iterable of (ids, targets) that does not end.
 
-    model(ids, targets): the loss, a Tensor of one element. schedule(step): the learning rate of an update, counted from 0; a step that the
-    optimiser skips does not count.
-    A step takes `accumulate` batches and the mean of their gradients. scaler: a GradScaler, which float16 needs.
+    model(ids, targets): the loss, a Tensor of one element. schedule(step): the learning rate of an update, counted from
+    0; a step that the optimiser skips does not count. A step takes `accumulate` batches and the mean of their
+    gradients. scaler: a GradScaler, which float16 needs.
     eval_batches: pairs (ids, targets) on which `evaluate` measures the model, every eval_every steps and at the end.
     progress: show a bar, with the loss and the tokens taken a second.
 
