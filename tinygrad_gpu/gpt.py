@@ -109,22 +109,16 @@ class GPT(nn.Module):
             raise ValueError(f"generate: ids must be a Tensor of shape (B, T), T > 0, got {getattr(ids, 'shape', ids)}")
         _check_sampling(max_new_tokens, temperature, top_k, top_p)
         generator = random.default_generator if seed is None else random.Generator(seed)
-        size, modes = self.config.block_size, [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            with no_grad(), current(ids.data):
-                caches, new = None, ids
-                for _ in range(max_new_tokens):
-                    if caches is None or caches[0].length == size:
-                        # Positions are absolute: once the window slides, every key and value changes.
-                        caches = [nn.KeyValueCache(size) for _ in self.h]
-                        new = ids[:, -size:]
-                    logits = self(new, caches=caches)[:, -1]
-                    new = sample(logits, temperature, top_k, top_p, generator.next_draw())
-                    ids = concat([ids, new.to(ids.dtype)], axis=1)
-        finally:
-            for module, training in modes:
-                module.training = training
+        size, caches, new = self.config.block_size, None, ids
+        with nn.evaluating(self), no_grad(), current(ids.data):
+            for _ in range(max_new_tokens):
+                if caches is None or caches[0].length == size:
+                    # Positions are absolute: once the window slides, every key and value changes.
+                    caches = [nn.KeyValueCache(size) for _ in self.h]
+                    new = ids[:, -size:]
+                logits = self(new, caches=caches)[:, -1]
+                new = sample(logits, temperature, top_k, top_p, generator.next_draw())
+                ids = concat([ids, new.to(ids.dtype)], axis=1)
         return ids
 
 

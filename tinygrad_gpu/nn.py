@@ -1,5 +1,6 @@
 """Modules: parameters found by attribute, and the layers of a Transformer."""
 
+import contextlib
 import math
 
 from . import creation, dtypes
@@ -192,6 +193,27 @@ class Module:
         children = [f"{name}: {value!r}" for name, value in self._members() if isinstance(value, Module)]
         inner = "".join("\n  " + line for child in children for line in child.splitlines())
         return f"{type(self).__name__}({inner}\n)" if inner else f"{type(self).__name__}()"
+
+
+@contextlib.contextmanager
+def evaluating(module):
+    """Within it a module and all below are in evaluation mode; afterwards each has the mode that it had.
+
+    >>> import tinygrad_gpu as tg
+    >>> layer = tg.nn.Dropout(0.5)
+    >>> with tg.nn.evaluating(layer):
+    ...     print(layer(tg.ones(2)))
+    tensor([1., 1.])
+    >>> layer.training
+    True
+    """
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
 
 
 class ModuleList(Module):

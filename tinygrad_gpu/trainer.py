@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from .autograd import no_grad
+from .nn import evaluating
 from .tensor import stack
 
 COLUMNS = ("step", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second")
@@ -107,14 +108,8 @@ class Trainer:
         """
         if not self.eval_batches:
             raise ValueError("evaluate: the Trainer has no eval_batches")
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
-            with no_grad():
-                total = sum(self.model(ids, targets).item() * targets.size for ids, targets in self.eval_batches)
-        finally:
-            for module, training in modes:
-                module.training = training
+        with evaluating(self.model), no_grad():
+            total = sum(self.model(ids, targets).item() * targets.size for ids, targets in self.eval_batches)
         return total / sum(targets.size for _, targets in self.eval_batches)
 
     def _train_step(self):
