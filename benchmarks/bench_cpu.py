@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.harness import keep, spread  # noqa: E402
-from examples.train_gpt import DEFAULTS  # noqa: E402
+from examples.train_gpt import BETAS, DEFAULTS, decay_groups  # noqa: E402
 
 SIZES = DEFAULTS["cpu"]
 STEPS = 5  # a turn
 TARGET = 1.5
-ADAMW = {"lr": SIZES["lr"], "betas": (0.9, 0.99)}
+ADAMW = {"lr": SIZES["lr"], "betas": BETAS}
 
 
 def batches():
@@ -43,21 +43,13 @@ def config():
     return GPTConfig(256, SIZES["block_size"], SIZES["n_layer"], SIZES["n_head"], SIZES["n_embd"])
 
 
-def groups(parameters):
-    parameters = list(parameters)
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
 def ours(weights):
     import tinygrad_gpu as tg
 
     tg.set_default_device("cpu")
     model = tg.gpt.GPT(config())
     model.load_state_dict(weights)
-    optimizer = tg.optim.AdamW(groups(model.parameters()), max_grad_norm=1.0, **ADAMW)
+    optimizer = tg.optim.AdamW(decay_groups(model.parameters()), max_grad_norm=1.0, **ADAMW)
 
     def step(ids, targets):
         optimizer.zero_grad()
@@ -85,7 +77,7 @@ def theirs(weights):
     torch_gpt.Attention = Attention
     model = torch_gpt.GPT(config())
     model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
-    optimizer = torch.optim.AdamW(groups(model.parameters()), fused=True, **ADAMW)
+    optimizer = torch.optim.AdamW(decay_groups(model.parameters()), fused=True, **ADAMW)
 
     def step(ids, targets):
         optimizer.zero_grad()

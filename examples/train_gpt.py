@@ -138,16 +138,23 @@ def bigram_loss(train, batches):
     return -np.log(p[seen, following]).mean()
 
 
-def make_trainer(args, model, train, eval_batches, metrics):
-    """AdamW, with weight decay on the matrices alone; the rate warms up, then falls as half a cosine."""
-    parameters = list(model.parameters())
-    groups = [
+BETAS = (0.9, 0.99)
+
+
+def decay_groups(parameters):
+    """Parameter groups with weight decay on the matrices alone."""
+    parameters = list(parameters)
+    return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+
+
+def make_trainer(args, model, train, eval_batches, metrics):
+    """AdamW; the rate warms up, then falls as half a cosine."""
     return Trainer(
         model,
-        tg.optim.AdamW(groups, betas=(0.9, 0.99), max_grad_norm=1.0),
+        tg.optim.AdamW(decay_groups(model.parameters()), betas=BETAS, max_grad_norm=1.0),
         TokenLoader(train, args.batch_size, args.block_size, seed=args.seed),
         schedule=lambda step: tg.optim.cosine_with_warmup(step, lr=args.lr, warmup=args.steps // 20, total=args.steps),
         scaler=tg.optim.GradScaler() if args.dtype == "float16" else None,
