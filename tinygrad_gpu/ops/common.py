@@ -73,7 +73,7 @@ def unbroadcast(g, shape):
 _BLOCK = 2**15
 
 
-def blocks(xp, n):
-    """Slices that cover range(n): of cache size for NumPy, one for CuPy."""
-    step = _BLOCK if xp.__name__ == "numpy" else max(n, 1)
+def blocks(xp, n, most=_BLOCK):
+    """Slices that cover range(n): of at most `most` for NumPy, one for CuPy."""
+    step = most if xp.__name__ == "numpy" else max(n, 1)
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]

@@ -11,12 +11,10 @@ float32, in float64 for float64. The variance is taken in a second pass: mean(x^
 is large. There the first pass rounds the mean by more than a small deviation, too: the second takes its error off.
 """
 
-import numpy as np
-
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import accumulator, float64
-from .common import check, check_float, narrow, widen
+from .common import blocks, check, check_float, narrow, widen
 from .gemm import column_sum, rows
 
 # What a CPU takes at once: elements, so that what is made of them stays in a core's cache, and rows, since BLAS sums
@@ -27,8 +25,7 @@ _BLOCK, _ROWS = 2**16, 2**11
 def _blocks(x):
     """Slices of the rows of x (R, C): of cache size for NumPy, one for CuPy."""
     n, width = x.shape
-    step = min(max(_BLOCK // max(width, 1), 1), _ROWS) if isinstance(x, np.ndarray) else max(n, 1)
-    return [slice(i, i + step) for i in range(0, n, step)]
+    return blocks(array_module(x), n, min(max(_BLOCK // max(width, 1), 1), _ROWS))
 
 
 def _mean(a, b=None):
