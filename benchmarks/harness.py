@@ -1,11 +1,14 @@
 """What benchmarks share: the spread of repeated timings, and results kept with commit, machine and date."""
 
 import datetime
+import functools
 import json
 import platform
 import statistics
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,3 +44,117 @@ def keep(name, results):
     stamp = {"commit": commit(), "machine": machine(), "date": datetime.date.today().isoformat()}
     path.write_text(json.dumps({**stamp, **results}, indent=2) + "\n")
     return path
+
+
+# ---- on a GPU; CuPy and PyTorch are imported where they are used, since benchmarks of the CPU need neither
+
+
+class Case(NamedTuple):
+    """One line of a GPU benchmark: what is timed, as functions of nothing that queue their work, ours and peers'
+    (name: function), the bytes through memory or the operations at the least, and `check`, which gives the largest
+    error of ours and what it may be."""
+
+    label: str
+    ours: Callable
+    peers: dict
+    check: Callable
+    bytes: float = 0
+    flops: float = 0
+
+
+@functools.cache
+def _flusher():
+    import cupy
+
+    return cupy.empty(1 << 30, cupy.uint8)  # twenty times the L2 of an H200
+
+
+def milliseconds(run, rounds=30):
+    """The spread of the time of run() on the GPU. Before each round 1 GiB is written, which empties the L2 cache and
+    gives the CPU 0.3 ms to queue the launches of the round: they are timed without gaps, ours and peers' alike."""
+    import cupy
+
+    for _ in range(3):
+        run()
+    times, buffer = [], _flusher()
+    events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(rounds)]
+    for start, end in events:
+        buffer.fill(0)
+        start.record()
+        run()
+        end.record()
+    cupy.cuda.runtime.deviceSynchronize()
+    times = [cupy.cuda.get_elapsed_time(start, end) for start, end in events]
+    return spread(times)
+
+
+@functools.cache
+def copy_ceiling():
+    """Bytes a second of a copy of 2 GiB, read and written."""
+    import cupy
+
+    a, b = (cupy.empty(1 << 31, cupy.uint8) for _ in range(2))
+    a.fill(1)
+    time = milliseconds(lambda: cupy.cuda.runtime.memcpyAsync(b.data.ptr, a.data.ptr, a.nbytes, 3, 0), 10)
+    return 2 * a.nbytes / time["median"] * 1e3
+
+
+@functools.cache
+def gemm_ceiling(dtype):
+    """Operations a second of an 8192 x 8192 x 8192 product by the vendor's library, dtype's arithmetic."""
+    import cupy
+
+    a, b = (cupy.random.standard_normal((8192, 8192), dtype=cupy.float32).astype(dtype) for _ in range(2))
+    return 2 * 8192**3 / milliseconds(lambda: a @ b, 10)["median"] * 1e3
+
+
+def gpu():
+    """The GPU's name."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+
+
+def compare(name, cases, keep_results, ceiling=None):
+    """Check and time the cases, print a line for each, and keep all if asked for. Stops at a wrong result."""
+    lines = []
+    for case in cases:
+        error, bound = case.check()
+        if not error <= bound:
+            raise SystemExit(f"{name}: {case.label}: the error is {error:.3g}, more than {bound:.3g}")
+        ours = milliseconds(case.ours)
+        peers = {peer: milliseconds(run) for peer, run in case.peers.items()}
+        line = {"case": case.label, "error": float(error), "ours_ms": ours, "peers_ms": peers}
+        text = f"{case.label:44} {ours['median'] * 1e3:9.1f} us"
+        if case.bytes:
+            line["GB/s"] = case.bytes / ours["median"] / 1e6
+            line["of_copy"] = line["GB/s"] * 1e9 / copy_ceiling()
+            text += f" {line['GB/s']:6.0f} GB/s {line['of_copy']:4.0%} of copy"
+        if case.flops:
+            line["TFLOP/s"] = case.flops / ours["median"] / 1e9
+            text += f" {line['TFLOP/s']:6.1f} TFLOP/s"
+            if ceiling:
+                line["of_gemm"] = line["TFLOP/s"] * 1e12 / ceiling
+                text += f" {line['of_gemm']:4.0%} of GEMM"
+        for peer, time in peers.items():
+            text += f" | {peer} {time['median'] * 1e3:.1f} us ({time['median'] / ours['median']:.2f}x)"
+        print(text, flush=True)
+        lines.append(line)
+    if keep_results:
+        print("kept in", keep(name, {"gpu": gpu(), "copy_GB/s": copy_ceiling() / 1e9, "cases": lines}))
+
+
+def as_torch(array):
+    """A CuPy array as a PyTorch tensor of the same memory."""
+    import torch
+
+    return torch.from_dlpack(array)
+
+
+def distance(found, exact):
+    """|found - exact| / |exact| in float64, of CuPy arrays; inf where a value is not finite."""
+    import cupy
+
+    found, exact = found.astype(cupy.float64), exact.astype(cupy.float64)
+    value = float(cupy.linalg.norm((found - exact).ravel()) / cupy.linalg.norm(exact.ravel()))
+    return value if value == value else float("inf")

@@ -1,47 +1,169 @@
-// What differs between CUDA and HIP, and between GPUs: warp width, lane masks, shuffles, storage types.
-// No other file names any of these.
+// What differs between CUDA, HIP and the host build, and between GPUs: warp width, lane masks, shuffles, storage types.
+// No other kernel file names any of these. The compiler gets -DWARP_SIZE: 32 for NVIDIA and AMD's RDNA, 64 for CDNA.
 #pragma once
 
 #if defined(__HIP__) || defined(__HIPCC_RTC__)
-#ifndef WARP_SIZE
-#define WARP_SIZE 64  // gfx9; RDNA compiles with -DWARP_SIZE=32
-#endif
 #define SHUFFLE_XOR(value, lane_mask) __shfl_xor(value, lane_mask, WARP_SIZE)
+#define SYNC_WARP() __builtin_amdgcn_wave_barrier()
+#elif defined(HOST_BUILD)
+#define SHUFFLE_XOR(value, lane_mask) __shfl_xor_sync(host::ALL_LANES, value, lane_mask)
+#define SYNC_WARP() __syncwarp()
 #else
-#define WARP_SIZE 32
 #define SHUFFLE_XOR(value, lane_mask) __shfl_xor_sync(0xffffffffu, value, lane_mask)
+#define SYNC_WARP() __syncwarp()
 #endif
 
-// bfloat16 as it is stored: the upper half of a float. Both compilers have a type of their own for it, not both everywhere.
+// Dynamic shared memory, as much as the launch asks for, for elements of type T.
+#if defined(HOST_BUILD)
+#define DYNAMIC_SHARED(T, name) T *name = (T *)host::dynamic_shared()
+#else
+#define DYNAMIC_SHARED(T, name)                         \
+    extern __shared__ __align__(16) char name##_bytes[]; \
+    T *name = (T *)name##_bytes
+#endif
+
+// Marks a pointer parameter to what the kernel changes, or adds to; others that are not const it writes in full.
+#define UPDATED
+
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+// ---- storage types: arithmetic is in float
+
+struct float16 {
+    unsigned short bits;
+};
+// The upper half of a float.
 struct bfloat16 {
     unsigned short bits;
 };
 
-__device__ inline float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(float x) { return x; }
 
-__device__ inline float to_float(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ float to_float(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
-// Rounds to nearest, ties to even; NaN stays NaN.
-__device__ inline bfloat16 to_bfloat16(float x) {
-    unsigned u = __float_as_uint(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return {(unsigned short)((u >> 16) | 0x40)};
-    return {(unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16)};
+__device__ __forceinline__ float to_float(float16 x) {
+#if defined(__CUDACC__)
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
+    _Float16 h;
+    __builtin_memcpy(&h, &x.bits, 2);
+    return (float)h;
+#endif
 }
 
+// to<U>(x): x rounded to nearest, ties to even.
+template <typename U>
+__device__ __forceinline__ U to(float x);
+
+template <>
+__device__ __forceinline__ float to<float>(float x) {
+    return x;
+}
+
+template <>
+__device__ __forceinline__ float16 to<float16>(float x) {
+    float16 y;
+#if defined(__CUDACC__)
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+    _Float16 h = (_Float16)x;
+    __builtin_memcpy(&y.bits, &h, 2);
+#endif
+    return y;
+}
+
+template <>
+__device__ __forceinline__ bfloat16 to<bfloat16>(float x) {
+    bfloat16 y;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+    unsigned u = __float_as_uint(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) y.bits = (unsigned short)((u >> 16) | 0x40);  // NaN stays NaN
+    else y.bits = (unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+#endif
+    return y;
+}
+
+// N neighbouring elements, moved by one load or store; their address must be a multiple of N * sizeof(U).
+template <typename U, int N>
+struct alignas(sizeof(U) * N) Vector {
+    U of[N];
+};
+
+template <int N, typename U>
+__device__ __forceinline__ void load(float (&x)[N], const U *from) {
+    Vector<U, N> v = *(const Vector<U, N> *)from;
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = to_float(v.of[i]);
+}
+
+template <int N, typename U>
+__device__ __forceinline__ void store(U *there, const float (&x)[N]) {
+    Vector<U, N> v;
+#pragma unroll
+    for (int i = 0; i < N; i++) v.of[i] = to<U>(x[i]);
+    *(Vector<U, N> *)there = v;
+}
+
+// A matrix in any memory layout, or a batch of them with up to three axes: strides in elements, of the batch axes, of
+// the rows, of the columns; 0 repeats.
+template <typename U>
+struct Strided {
+    U *data;
+    long long strides[5];
+};
+
+// ---- reductions
+
 // The sum over a warp, in every lane. A butterfly: the order of the additions is the same in each lane and each run.
-template <typename T>
-__device__ inline T warp_sum(T x) {
+template <typename U>
+__device__ __forceinline__ U warp_sum(U x) {
 #pragma unroll
     for (int lane_mask = WARP_SIZE / 2; lane_mask > 0; lane_mask /= 2) x += SHUFFLE_XOR(x, lane_mask);
     return x;
 }
 
-template <typename T>
-__device__ inline T warp_max(T x) {
+// NaN if any lane has it.
+__device__ __forceinline__ float nan_max(float a, float b) { return b > a || b != b ? b : a; }
+
+__device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int lane_mask = WARP_SIZE / 2; lane_mask > 0; lane_mask /= 2) {
-        T other = SHUFFLE_XOR(x, lane_mask);
-        x = other > x ? other : x;
-    }
+    for (int lane_mask = WARP_SIZE / 2; lane_mask > 0; lane_mask /= 2) x = nan_max(x, SHUFFLE_XOR(x, lane_mask));
     return x;
 }
+
+// The sum over the THREADS threads of a row of the block, in each of them: threadIdx.x runs along the row, threadIdx.y
+// is its number. THREADS is a multiple of the warp. scratch: one element a warp of the block; it may be used again only
+// after a barrier, and another scratch must be given to the next call without one between.
+template <int THREADS, typename U>
+__device__ __forceinline__ U row_sum(U x, U *scratch) {
+    x = warp_sum(x);
+    const int warps = THREADS / WARP_SIZE;
+    if (warps == 1) return x;
+    U *mine = scratch + threadIdx.y * warps;
+    if (threadIdx.x % WARP_SIZE == 0) mine[threadIdx.x / WARP_SIZE] = x;
+    __syncthreads();
+    x = mine[0];
+#pragma unroll
+    for (int i = 1; i < warps; i++) x += mine[i];
+    return x;
+}
+
+template <int THREADS>
+__device__ __forceinline__ float row_max(float x, float *scratch) {
+    x = warp_max(x);
+    const int warps = THREADS / WARP_SIZE;
+    if (warps == 1) return x;
+    float *mine = scratch + threadIdx.y * warps;
+    if (threadIdx.x % WARP_SIZE == 0) mine[threadIdx.x / WARP_SIZE] = x;
+    __syncthreads();
+    x = mine[0];
+#pragma unroll
+    for (int i = 1; i < warps; i++) x = nan_max(x, mine[i]);
+    return x;
+}
+
+// A launch's own types, the T of a kernel's signature and the like, follow here: kernel.py puts `using T = float;` in.

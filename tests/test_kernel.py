@@ -20,10 +20,15 @@ def test_includes_are_inlined_once(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(kernel, "folder", lambda: tmp_path)
     assert kernel.source("op.cu").split("\n") == [
+        '#line 1 "op.cu"',
+        '#line 1 "outer.cuh"',
+        "",
+        '#line 1 "inner.cuh"',
+        "",
         "int inner;",
-        "",
+        '#line 3 "outer.cuh"',
         "int outer;",
-        "",
+        '#line 2 "op.cu"',
         "",
         "#include <cstdint>",
         "int op;",

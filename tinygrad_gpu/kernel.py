@@ -1,11 +1,23 @@
-"""The kernel sources of kernels_cu/: where they are, and their text as a compiler gets it."""
+"""The kernels of kernels_cu/: found, compiled and launched here, and nowhere else.
+
+`launch(what, *arguments)` is the one seam. CuPy arrays go to CuPy, which compiles with NVRTC or hipRTC and keeps what
+it compiled on disk; NumPy arrays go to the host build of the same source (testing/host.py) while one is in use.
+"""
 
 import functools
+import os
 import re
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from . import device, dtypes
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
-_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n", re.MULTILINE)
+_TYPES = "// A launch's own types, the T of a kernel's signature and the like, follow here"
+_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)
 
 
 @functools.cache
@@ -23,7 +35,8 @@ def source(name: str) -> str:
     """The text of a file of kernels_cu/ with what it includes by #include "…" put in its place, each file once.
 
     CuPy's cache of compiled kernels does not look into included files; with one text, a changed header is a changed
-    kernel. FileNotFoundError for a file that is not there.
+    kernel. #line directives keep the files' names and lines for compilers' messages. FileNotFoundError for a file that
+    is not there.
 
     >>> from tinygrad_gpu import kernel
     >>> "warp_sum" in kernel.source("common.cuh")
@@ -38,6 +51,275 @@ def source(name: str) -> str:
         if not path.is_file():
             raise FileNotFoundError(f"kernel: kernels_cu has no file {path.relative_to(folder())}")
         text = _ONCE.sub("", path.read_text())
-        return _INCLUDE.sub(lambda match: expand(path.parent / match[1]), text)
 
-    return expand(folder() / name)
+        def included(match):
+            line = text.count("\n", 0, match.start()) + 2
+            inner = expand(path.parent / match[1])
+            return f'{inner}\n#line {line} "{path.name}"' if inner else ""
+
+        return f'#line 1 "{path.name}"\n' + _INCLUDE.sub(included, text).rstrip("\n")
+
+    return expand(folder() / name) + "\n"
+
+
+# What a kernel's parameters may be, and the dtype of each; T and the like become one of these through defines.
+C_TYPES = {
+    "float": dtypes.float32,
+    "float16": dtypes.float16,
+    "bfloat16": dtypes.bfloat16,
+    "double": dtypes.float64,
+    "int": dtypes.int32,
+    "long long": dtypes.int64,
+    "unsigned": np.dtype(np.uint32),
+    "unsigned long long": np.dtype(np.uint64),
+    "bool": dtypes.bool_,
+}
+_C_NAMES = {dtype: name for name, dtype in C_TYPES.items()}
+KERNEL_DTYPES = (dtypes.float32, dtypes.float16, dtypes.bfloat16)  # float64 is the mathematics' alone
+
+
+class Launch:
+    """One launch but for its arguments: a kernel's source and name, grid and block (up to three numbers each), bytes of
+    dynamic shared memory, and what is #defined for it (numbers, or dtypes, which become C's types).
+
+    A pure `config` function makes it, and should be cached: equal Launches compile once.
+    """
+
+    __slots__ = ("block", "defines", "grid", "key", "name", "shared", "source")
+
+    def __init__(self, source, name, grid, block, shared=0, **defines):
+        self.source, self.name, self.shared = source, name, shared
+        self.grid, self.block = ((*sizes, 1, 1)[:3] for sizes in (grid, block))
+        self.defines = tuple((k, _C_NAMES.get(v, v) if isinstance(v, np.dtype) else v) for k, v in defines.items())
+        self.key = source, name, self.defines
+
+    def __repr__(self):
+        options = "".join(f", {k}={v}" for k, v in self.defines)
+        shared = f", shared={self.shared}" if self.shared else ""
+        return f"Launch({self.source}, {self.name}, grid={self.grid}, block={self.block}{shared}{options})"
+
+
+class Limits(NamedTuple):
+    """What a `config` may ask of the device of an array: its target ("sm_90", "gfx90a", "cpu"), the width of a warp,
+    the number of multiprocessors, and the bytes of shared memory that a block may have."""
+
+    target: str
+    warp_size: int
+    processors: int
+    shared_memory: int
+
+
+# A GPU to plan for where none is at hand, in tests and in the table of compiled kernels.
+H200 = Limits("sm_90", 32, 132, 227 << 10)
+
+
+class Strided:
+    """An array whose strides the kernel takes with it: the argument of a Strided<T> parameter.
+
+    The last two axes are rows and columns, up to three before them count batches; a stride of 0 repeats.
+    """
+
+    __slots__ = ("array", "dtype", "packed")
+
+    layout = np.dtype([("data", np.uint64), ("strides", np.int64, 5)])
+
+    def __init__(self, array):
+        self.array, self.dtype = array, array.dtype
+        size = array.dtype.itemsize
+        strides = [s // size for s in array.strides]
+        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+        self.packed = np.array((address, [0] * (5 - len(strides)) + strides), self.layout)[()]
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel: its name, the dtype of what it is or points to, "pointer", "strided" or "value", and
+    whether the kernel writes what it points to, and if so, adds to or changes what is there (`updated`)."""
+
+    name: str
+    dtype: np.dtype
+    kind: str
+    written: bool
+    updated: bool
+
+
+_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\s*\(([^)]*)\)')
+_PARAMETER = re.compile(r"(UPDATED\s+)?(Strided<)?(const\s+)?([\w ]+?)(>)?\s*(\*)?\s*(\w+)")
+
+
+def signature(text, name, defines):
+    """The Parameters of the kernel `name` in the text of a source, its type names replaced by `defines`."""
+    defines = dict(defines)
+    for found, parameters in _KERNEL.findall(text):
+        if found != name:
+            continue
+        result = []
+        for parameter in parameters.split(","):
+            match = _PARAMETER.fullmatch(parameter.strip())
+            if match is None:
+                raise ValueError(f"{name}: cannot read the parameter {parameter.strip()!r}")
+            updated, strided, const, c_type, _, pointer, what = match.groups()
+            c_type = str(defines.get(c_type, c_type))
+            if c_type not in C_TYPES:
+                raise ValueError(f"{name}: {what} has the type {c_type}, which is none of {', '.join(C_TYPES)}")
+            kind = "strided" if strided else "pointer" if pointer else "value"
+            result.append(Parameter(what, C_TYPES[c_type], kind, kind != "value" and not const, bool(updated)))
+        return tuple(result)
+    raise ValueError(f'kernel: the source has no kernel extern "C" __global__ void {name}(...)')
+
+
+_NULL = np.uint64(0)
+
+
+def _number(name, p, value):
+    """A Python number as the parameter's type; TypeError or ValueError where it does not fit."""
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if p.dtype.kind == "f":
+        if not (is_int or isinstance(value, (float, np.floating))):
+            raise TypeError(f"{name}: {p.name} must be a number, got {type(value).__name__}")
+        return p.dtype.type(value)
+    if p.dtype.kind == "b":
+        return np.bool_(value)
+    if not is_int:
+        raise TypeError(f"{name}: {p.name} must be an int, got {type(value).__name__}")
+    limits = np.iinfo(p.dtype)
+    if not limits.min <= value <= limits.max:
+        raise ValueError(f"{name}: {p.name} must be in [{limits.min}, {limits.max}], got {value}")
+    return p.dtype.type(value)
+
+
+class Function:
+    """A compiled kernel: its parameters, and `run(launch, values)`, which starts it."""
+
+    def __init__(self, name, parameters, run):
+        self.name, self.parameters, self.run = name, parameters, run
+
+    def convert(self, arguments):
+        """The arguments as the kernel's parameters want them; TypeError or ValueError for those that do not fit."""
+        if len(arguments) != len(self.parameters):
+            names = ", ".join(p.name for p in self.parameters)
+            raise TypeError(f"{self.name}: takes {len(self.parameters)} arguments ({names}), got {len(arguments)}")
+        return [
+            _number(self.name, p, a) if p.kind == "value" else self._array(p, a)
+            for p, a in zip(self.parameters, arguments, strict=True)
+        ]
+
+    def _array(self, p, a):
+        if a is None and p.kind == "pointer":
+            return _NULL
+        if (p.kind == "strided") is not isinstance(a, Strided):
+            wanted = "a kernel.Strided" if p.kind == "strided" else "an array or None"
+            raise TypeError(f"{self.name}: {p.name} must be {wanted}, got {type(a).__name__}")
+        if not (p.kind == "strided" or device.is_array(a)):
+            raise TypeError(f"{self.name}: {p.name} must be an array or None, got {type(a).__name__}")
+        if a.dtype != p.dtype:
+            raise TypeError(f"{self.name}: {p.name} must have dtype {p.dtype}, got {a.dtype}")
+        if p.kind == "strided":
+            return a.packed
+        if not a.flags.c_contiguous:
+            raise ValueError(f"{self.name}: {p.name} must be contiguous, got strides {a.strides} for shape {a.shape}")
+        return a
+
+
+_host = None  # the host build in use (testing/host.py)
+_enabled = os.environ.get("TINYGRAD_GPU_KERNELS", "") != "off"
+
+
+def runs(x) -> bool:
+    """Whether ops on arrays like x run on kernels: those on a GPU, and NumPy's while a host build is in use."""
+    if x.dtype not in KERNEL_DTYPES:
+        return False
+    return _host is not None if isinstance(x, np.ndarray) else _enabled
+
+
+def limits(x) -> Limits:
+    """The Limits of the device of an array."""
+    return _host.limits if isinstance(x, np.ndarray) else _gpu_limits(x.device.id)
+
+
+@functools.cache
+def _gpu_limits(number):
+    cupy = device.cupy()
+    found = cupy.cuda.runtime.getDeviceProperties(number)
+    if cupy.cuda.runtime.is_hip:
+        target = found["gcnArchName"].decode().partition(":")[0]
+    else:
+        target = f"sm_{found['major']}{found['minor']}"
+    shared = found.get("sharedMemPerBlockOptin") or found["sharedMemPerBlock"]
+    return Limits(target, found["warpSize"], found["multiProcessorCount"], shared)
+
+
+def program(source_name, defines, warp_size):
+    """What any compiler gets for a Launch's source and defines: the text and the options.
+
+    Numbers are #defined by options; types, which as macros could meet the names in a compiler's own headers, are
+    declared in the text, at the end of common.cuh.
+    """
+    types = "".join(f"using {k} = {v};" for k, v in defines if isinstance(v, str))
+    text = source(source_name).replace(_TYPES, types + _TYPES, 1)
+    numbers = (("WARP_SIZE", warp_size), *((k, v) for k, v in defines if not isinstance(v, str)))
+    return text, ("-std=c++17", *(f"-D{k}={v}" for k, v in numbers))
+
+
+@functools.cache
+def _on_gpu(key, number):
+    """The Function of a Launch's key on the GPU `number`."""
+    cupy = device.cupy()
+    _find_cache()
+    source_name, name, defines = key
+    text, options = program(source_name, defines, _gpu_limits(number).warp_size)
+    parameters = signature(text, name, defines)
+    module = cupy.RawModule(code=text, options=options)
+    function = module.get_function(name)
+
+    def run(what, values, _):
+        if what.shared > 48 << 10 and function.max_dynamic_shared_size_bytes < what.shared:
+            function.max_dynamic_shared_size_bytes = what.shared
+        function(what.grid, what.block, values, shared_mem=what.shared)
+
+    return Function(name, parameters, run)
+
+
+@functools.cache
+def _find_cache():
+    """Where CuPy could not write its cache of compiled kernels, say under a home that is read-only, give it another."""
+    if "CUPY_CACHE_DIR" in os.environ:
+        return
+    place = Path.home() / ".cupy" / "kernel_cache"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        usable = os.access(place, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"cupy_cache_{os.getuid()}")
+
+
+def launch(what: Launch, *arguments) -> None:
+    """Run a kernel on its arguments: outputs, inputs, dimensions, scalars, as its signature in the source has them.
+
+    Arrays must be contiguous, or given as `Strided` where the parameter is; None is a null pointer; Python numbers
+    become the parameter's type. Runs on the arrays' own device, on CuPy's current stream; not at all where the grid is
+    empty. TypeError and ValueError for arguments that do not fit, before anything runs.
+    """
+    arrays = [
+        a.array if isinstance(a, Strided) else a for a in arguments if isinstance(a, Strided) or device.is_array(a)
+    ]
+    if not arrays:
+        raise TypeError(f"{what.name}: at least one argument must be an array")
+    first = arrays[0]
+    if isinstance(first, np.ndarray):
+        if _host is None:
+            raise RuntimeError(f"{what.name}: NumPy arrays need `with tg.testing.host_kernels():`")
+        function, here = _host.function(what.key), None
+    else:
+        here = first.device.id
+        function = _on_gpu(what.key, here)
+    for a in arrays:
+        if (None if isinstance(a, np.ndarray) else a.device.id) != here:
+            places = f"{device.of(first)} and {device.of(a)}"
+            raise ValueError(f"{what.name}: all arrays must be on one device, got {places}")
+    values = function.convert(arguments)
+    if 0 in what.grid:
+        return
+    with device.current(first):
+        function.run(what, values, arguments)

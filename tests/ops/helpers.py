@@ -1,5 +1,7 @@
 """What the tests of ops share: leaves in any memory layout, and results of a narrow dtype against those of float64."""
 
+import contextlib
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -75,3 +77,61 @@ def assert_near(found, exact, rtol, atol=0.0, name="the result"):
     at = np.unravel_index(excess.argmax(), excess.shape)
     worst = f"{found[at]:.9g} at {tuple(map(int, at))}, expected {exact[at]:.9g}"
     assert excess[at] <= 1, f"{name} is off by {excess[at]:.3g} times the bound: {worst}"
+
+
+def check_kernel(mathematics, launcher, arrays, dtype, floor=1.0):
+    """The results of launcher(*arrays), a kernel's, against mathematics(*arrays) in float64.
+
+    arrays: NumPy arrays; the floating ones are rounded to `dtype` first, others and None pass as they are. An error may
+    be twice the largest that the same mathematics makes in `dtype`, plus `floor` times the dtype's rounding. The
+    launcher's outputs hold NaN where they were not written: its allocations are poisoned.
+    """
+    xp = array_module(tg.zeros(1).data)
+
+    def cast(a, to):
+        is_float = isinstance(a, np.ndarray) and a.dtype.kind == "f"
+        return a.astype(dtype).astype(to) if is_float else a
+
+    def tuple_of(results):
+        results = results if isinstance(results, tuple) else (results,)
+        return [None if a is None else as_float64(a) for a in results]
+
+    exact = tuple_of(mathematics(*(cast(a, np.float64) for a in arrays)))
+    same = tuple_of(mathematics(*(cast(a, dtype) for a in arrays)))
+    given = [xp.asarray(cast(a, dtype)) if isinstance(a, np.ndarray) else a for a in arrays]
+    with poisoned(xp):
+        found = tuple_of(launcher(*given))
+    assert len(found) == len(exact)
+    for i, (a, b, c) in enumerate(zip(found, same, exact, strict=True)):
+        if c is None:
+            assert a is None
+            continue
+        finite = np.isfinite(c)
+        size = abs(b - c)[finite].max(initial=0) * 2 + floor * ROUNDING[dtype]
+        assert_near(a, c, rtol=ROUNDING[dtype], atol=size, name=f"result {i}")
+
+
+def as_float64(a):
+    return np.asarray(a if isinstance(a, np.ndarray) else a.get()).astype(np.float64)
+
+
+@contextlib.contextmanager
+def poisoned(xp):
+    """Within it what xp.empty and xp.empty_like give holds NaN (integers: their largest number)."""
+    empty, empty_like = xp.empty, xp.empty_like
+
+    def fill(a):
+        a.fill(
+            np.nan
+            if a.dtype.kind == "f" or a.dtype == tg.bfloat16
+            else np.iinfo(a.dtype).max
+            if a.dtype.kind in "iu"
+            else 1
+        )
+        return a
+
+    xp.empty, xp.empty_like = lambda *a, **k: fill(empty(*a, **k)), lambda *a, **k: fill(empty_like(*a, **k))
+    try:
+        yield
+    finally:
+        xp.empty, xp.empty_like = empty, empty_like

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
-from tests.ops.helpers import ROUNDING, assert_near, check_dtype, gradients, layouts, leaf
+from tests.ops.helpers import ROUNDING, assert_near, check_dtype, check_kernel, gradients, layouts, leaf
+from tinygrad_gpu.ops import gelu
 from tinygrad_gpu.testing import strategies
 
 
@@ -41,7 +42,7 @@ def test_gelu(device, form, data):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_dtypes(device, form, dtype):
+def test_dtypes(backend, form, dtype):
     """The slope of the tanh form has the rounding of 1 - t times x u', about 5 where it matters."""
     for shape in ((40, 5), (), (0, 3)):
         check_dtype(
@@ -68,7 +69,7 @@ def test_exact_form_to_the_last_digits(device, dtype, atol, rtol):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [tg.float16, tg.bfloat16, tg.float32, tg.float64], ids=str)
-def test_far_out(device, form, dtype):
+def test_far_out(backend, form, dtype):
     """x or 0, with the slope 1 or 0, up to the largest numbers, whose cubes overflow, and at 0 exactly 1/2."""
     largest = 65504 if dtype == tg.float16 else 3e38
     x = leaf([-math.inf, -largest, -1e4, -40, -0.0, 0.0, 40, 1e4, largest, math.nan], dtype=dtype)
@@ -86,6 +87,23 @@ def test_block_edges(device, form, n):
     parts = [gradients(lambda x: x.gelu(form), leaf(x[half])) for half in (slice(n // 2), slice(n // 2, n))]
     for a, pieces in zip(whole, zip(*parts, strict=True), strict=True):
         assert_near(a.numpy(), np.concatenate([p.numpy() for p in pieces]), rtol=3e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_kernels(kernels, form, dtype, data):
+    """Any size, beginning at any element: an address that is no multiple of 16 takes no vector load."""
+    n = data.draw(st.sampled_from([1, 3, 7, 8, 9, 255, 256, 257, 2047, 2048, 2049]) | st.integers(0, 5000))
+    skipped = data.draw(st.integers(0, 2))
+    x, dy = np.random.default_rng(n).uniform(-6, 6, (2, n + skipped))
+
+    def cut(f):
+        return lambda *arrays: f(*(a[skipped:] for a in arrays), form)
+
+    check_kernel(cut(gelu.fwd), cut(gelu.fwd_kernel), [x], dtype, floor=4)
+    check_kernel(cut(gelu.bwd), cut(gelu.bwd_kernel), [dy, x], dtype, floor=32)
 
 
 ERRORS = {

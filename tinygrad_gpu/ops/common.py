@@ -1,5 +1,11 @@
-"""What every op file uses: checks, wide arithmetic for narrow types, and the gradient of a broadcast."""
+"""What every op file uses: checks, wide arithmetic for narrow types, the gradient of a broadcast, the choice between
+an op's mathematics and its kernels, and the launch that element-wise kernels share."""
 
+import functools
+
+import numpy as np
+
+from .. import kernel
 from ..device import array_module, is_array
 from ..dtypes import accumulator, is_float
 
@@ -77,3 +83,32 @@ def blocks(xp, n, most=_BLOCK):
     """Slices that cover range(n): of at most `most` for NumPy, one for CuPy."""
     step = most if xp.__name__ == "numpy" else max(n, 1)
     return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+
+
+def pick(x, mathematics, kernels):
+    """What computes an op on arrays like x: its kernels, or its mathematics where there are none to run."""
+    return kernels if kernel.runs(x) else mathematics
+
+
+def contiguous(*arrays):
+    """The arrays, each copied unless it is contiguous; None stays None."""
+    return tuple(a if a is None or a.flags.c_contiguous else array_module(a).ascontiguousarray(a) for a in arrays)
+
+
+def vector(width, *arrays):
+    """How many elements a kernel may move at once: as many as fill 16 bytes of the widest array, if rows of `width` and
+    all addresses are multiples of that, else 1. None passes."""
+    arrays = [a for a in arrays if a is not None]
+    n = 16 // max(a.itemsize for a in arrays)
+    for a in arrays:
+        address = a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr
+        if address % (n * a.itemsize):
+            return 1
+    return n if width % n == 0 else 1
+
+
+@functools.cache
+def flat(source, name, n, vec, **defines):
+    """The Launch of an element-wise kernel over n elements: a thread for `vec` of them, the last for what is left."""
+    threads = 256
+    return kernel.Launch(source, name, (-(-n // (vec * threads)),), (threads,), VEC=vec, **defines)

@@ -9,9 +9,10 @@ tanh:  y = x (1 + t) / 2,  t = tanh(u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
 
 import math
 
+from .. import kernel
 from ..autograd import Function
 from ..device import array_module
-from .common import check, check_float
+from .common import check, check_float, contiguous, flat, pick, vector
 from .elementwise import blockwise
 
 _ROOT = math.sqrt(2 / math.pi)
@@ -123,13 +124,29 @@ def bwd(dy, x, approximate):
     return blockwise(_FORMS[approximate][1], dy, x)
 
 
+def fwd_kernel(x, approximate):
+    (x,) = contiguous(x)
+    y = array_module(x).empty(x.shape, x.dtype)
+    what = flat("gelu.cu", "gelu_fwd", x.size, vector(0, x, y), T=x.dtype, TANH=int(approximate == "tanh"))
+    kernel.launch(what, y, x, x.size)
+    return y
+
+
+def bwd_kernel(dy, x, approximate):
+    dy, x = contiguous(dy, x)
+    dx = array_module(x).empty(x.shape, x.dtype)
+    what = flat("gelu.cu", "gelu_bwd", x.size, vector(0, dx, dy, x), T=x.dtype, TANH=int(approximate == "tanh"))
+    kernel.launch(what, dx, dy, x, x.size)
+    return dx
+
+
 class Gelu(Function):
     def forward(ctx, x, approximate):
         check_float("gelu", x=x)
         check(approximate in _FORMS, f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
         ctx.save_for_backward(x)
         ctx.approximate = approximate
-        return fwd(x, approximate)
+        return pick(x, fwd, fwd_kernel)(x, approximate)
 
     def backward(ctx, dy):
-        return bwd(dy, *ctx.saved_arrays, ctx.approximate)
+        return pick(dy, bwd, bwd_kernel)(dy, *ctx.saved_arrays, ctx.approximate)

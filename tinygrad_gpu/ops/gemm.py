@@ -17,9 +17,24 @@ from ..dtypes import accumulator
 from .common import check, check_float, narrow, unbroadcast, widen
 
 
-def product(a, b):
-    """a @ b for arrays of at least one axis each, as numpy.matmul, in the arithmetic dtype."""
-    return array_module(a).matmul(widen(a), widen(b))
+def product(a, b, *, out=None, alpha=1.0, beta=0.0, bias=None, dtype=None):
+    """alpha a @ b + beta out + bias, as numpy.matmul, for arrays of one dtype with at least one axis each.
+
+    Goes to `out` (..., M, N), of any strides and of a's dtype or that of the arithmetic, which is read only if beta is
+    not 0; with no `out` to a new array of `dtype`, that of the arithmetic by default. bias (N,) of a's dtype.
+    """
+    xp = array_module(a)
+    y = xp.matmul(widen(a), widen(b))
+    if alpha != 1:
+        y *= alpha
+    if bias is not None:
+        y += bias
+    if out is None:
+        return narrow(y, dtype or y.dtype)
+    if beta:
+        y += out * beta
+    out[...] = y
+    return out
 
 
 def rows(a):

@@ -1,10 +1,12 @@
-"""Tools for testing gradients: `gradcheck`, and hypothesis strategies for shapes and arrays (`testing.strategies`)."""
+"""Tools for testing: `gradcheck`, hypothesis strategies for shapes and arrays (`testing.strategies`), and
+`host_kernels`, which runs the GPU kernels' own source on the CPU."""
 
 import importlib
 
 from .gradcheck import GradcheckError, gradcheck
+from .host import KernelError, host_kernels
 
-__all__ = ["GradcheckError", "gradcheck", "strategies"]
+__all__ = ["GradcheckError", "KernelError", "gradcheck", "host_kernels", "strategies"]
 
 
 def __getattr__(name):
