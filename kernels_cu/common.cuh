@@ -135,13 +135,13 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over the THREADS threads of a row of the block, in each of them: threadIdx.x runs along the row, threadIdx.y
-// is its number. THREADS is a multiple of the warp. scratch: one element a warp of the block; it may be used again only
+// The sum over the `threads` threads of a row of the block, in each of them: threadIdx.x runs along the row, threadIdx.y
+// is its number. `threads` is a multiple of the warp. scratch: one element a warp of the block; it may be used again only
 // after a barrier, and another scratch must be given to the next call without one between.
-template <int THREADS, typename U>
+template <int threads, typename U>
 __device__ __forceinline__ U row_sum(U x, U *scratch) {
     x = warp_sum(x);
-    const int warps = THREADS / WARP_SIZE;
+    const int warps = threads / WARP_SIZE;
     if (warps == 1) return x;
     U *mine = scratch + threadIdx.y * warps;
     if (threadIdx.x % WARP_SIZE == 0) mine[threadIdx.x / WARP_SIZE] = x;
@@ -152,10 +152,10 @@ __device__ __forceinline__ U row_sum(U x, U *scratch) {
     return x;
 }
 
-template <int THREADS>
+template <int threads>
 __device__ __forceinline__ float row_max(float x, float *scratch) {
     x = warp_max(x);
-    const int warps = THREADS / WARP_SIZE;
+    const int warps = threads / WARP_SIZE;
     if (warps == 1) return x;
     float *mine = scratch + threadIdx.y * warps;
     if (threadIdx.x % WARP_SIZE == 0) mine[threadIdx.x / WARP_SIZE] = x;
@@ -164,6 +164,46 @@ __device__ __forceinline__ float row_max(float x, float *scratch) {
 #pragma unroll
     for (int i = 1; i < warps; i++) x = nan_max(x, mine[i]);
     return x;
+}
+
+// The sums over a row of N numbers of each thread, with one barrier for all. scratch: N elements a warp of the block.
+template <int threads, int N, typename U>
+__device__ __forceinline__ void row_sum(U (&x)[N], U *scratch) {
+    const int warps = threads / WARP_SIZE;
+    U *mine = scratch + threadIdx.y * warps * N;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = warp_sum(x[i]);
+        if (warps > 1 && threadIdx.x % WARP_SIZE == 0) mine[threadIdx.x / WARP_SIZE * N + i] = x[i];
+    }
+    if (warps == 1) return;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = mine[i];
+#pragma unroll
+        for (int j = 1; j < warps; j++) x[i] += mine[j * N + i];
+    }
+}
+
+// The warps of a block: how many elements a scratch has.
+__device__ constexpr int warps_of(int threads) { return threads / WARP_SIZE; }
+
+// ---- rows
+
+// f(i, c) for this thread's vectors of `vec` columns, of a row of C columns that `threads` threads share: the i-th begins
+// at column c. At most `items` of them; with items = 0 the row may have any length, and i is always 0.
+template <int threads, int vec, int items, typename F>
+__device__ __forceinline__ void for_vectors(int C, F f) {
+    if (items) {
+#pragma unroll
+        for (int i = 0; i < items; i++) {
+            int c = (i * threads + threadIdx.x) * vec;
+            if (c < C) f(i, c);
+        }
+    } else {
+        for (int c = threadIdx.x * vec; c < C; c += threads * vec) f(0, c);
+    }
 }
 
 // A launch's own types, the T of a kernel's signature and the like, follow here: kernel.py puts `using T = float;` in.

@@ -15,7 +15,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __align__(bytes) alignas(bytes)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 // One section holds all static shared memory, so that the runtime knows where it is.
 #define __shared__ static __attribute__((section("shared_memory")))
 // What the runtime does for a kernel is not one of the kernel's accesses.

@@ -48,11 +48,12 @@ def returned_by(monkeypatch, function):
     return returned
 
 
-def check_dtype(op, arrays, dtype, floor=1.0):
+def check_dtype(op, arrays, dtype, floor=1.0, terms=1):
     """Values and gradients of op in `dtype` against those in float64 at the same, rounded arrays.
 
     Each has the dtype, and an error of at most k u (|exact| + floor). u is the dtype's rounding; k is 2, and 8 in
-    float32, whose exp, sin … are right to a few u; floor is the size of what the op subtracts on its way to a result.
+    float32, whose exp, sin … are right to a few u, or 2 sqrt(terms), for `terms` summed one after another; floor is the
+    size of what the op subtracts on its way to a result.
     """
     rounded = [tg.Tensor(a, dtype=dtype).to(tg.float64) for a in arrays]
     weights = np.random.default_rng(0).uniform(0.5, 1.5, op(*rounded).shape)
@@ -62,7 +63,7 @@ def check_dtype(op, arrays, dtype, floor=1.0):
     names = ["the result", *(f"the gradient of input {i}" for i in range(len(arrays)))]
     for name, a, b in zip(names, found, exact, strict=True):
         assert a.dtype == dtype, f"{name} has dtype {a.dtype}"
-        bound = (8 if dtype == tg.float32 else 2) * ROUNDING[dtype]
+        bound = (max(8, 2 * terms**0.5) if dtype == tg.float32 else 2) * ROUNDING[dtype]
         assert_near(a.numpy().astype(np.float64), b.numpy(), rtol=bound, atol=bound * floor, name=name)
 
 

@@ -1,6 +1,7 @@
 """Matrix products and the linear layer: values against NumPy, gradients by differences, dtypes, empty sides, errors."""
 
 import itertools
+import math
 import re
 
 import numpy as np
@@ -9,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
-from tests.ops.helpers import ROUNDING, assert_near, check_dtype, gradients, layouts, leaf, returned_by
+from tests.ops.helpers import ROUNDING, as_float64, assert_near, check_dtype, gradients, layouts, leaf, returned_by
 from tinygrad_gpu.autograd import Place
-from tinygrad_gpu.ops.gemm import Linear, MatMul, column_sum, product_into
+from tinygrad_gpu.device import array_module
+from tinygrad_gpu.ops import gemm
+from tinygrad_gpu.ops.gemm import Linear, MatMul, column_sum, product, product_into
 from tinygrad_gpu.testing import strategies
 
 
@@ -61,9 +64,9 @@ def test_matmul_as_numpy(device, a, b):
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize(("a", "b"), [*SHAPES, ((2, 2000), (2000, 3))], ids=str)
-def test_matmul_dtypes(device, a, b, dtype):
+def test_matmul_dtypes(backend, a, b, dtype):
     """Positive terms, so that errors are relative; halves are rounded once, after the sum over a broadcast batch."""
-    check_dtype(tg.matmul, [sample(a), sample(b, seed=1)], dtype, floor=0)
+    check_dtype(tg.matmul, [sample(a), sample(b, seed=1)], dtype, floor=0, terms=max(a + b))
 
 
 LINEAR = [
@@ -74,12 +77,12 @@ LINEAR = [
 
 
 @pytest.mark.parametrize(("x", "dtype"), LINEAR, ids=str)
-def test_linear_dtypes(device, x, dtype):
-    check_dtype(linear, [sample(x), sample((5, 33), seed=1), sample((5,), seed=2)], dtype, floor=0)
+def test_linear_dtypes(backend, x, dtype):
+    check_dtype(linear, [sample(x), sample((5, 33), seed=1), sample((5,), seed=2)], dtype, floor=0, terms=max(x))
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (1, 2)], ids=["linear", "matmul"])
-def test_gradients_of_half_parameters(device, shape):
+def test_gradients_of_half_parameters(backend, shape):
     """Are float32 and not rounded on their way, where a second use adds to them too: 257 is no bfloat16 number."""
     weight, bias = (tg.nn.Parameter(tg.ones(*s, dtype=tg.bfloat16)) for s in (shape, (2,)))
     x = tg.ones(257, 1, dtype=tg.bfloat16)
@@ -91,7 +94,7 @@ def test_gradients_of_half_parameters(device, shape):
         assert (bias.grad == 257 * uses).numpy().all()
 
 
-def test_float16_products_that_leave_its_range(device):
+def test_float16_products_that_leave_its_range(backend):
     """Terms of 90000 and partial sums of 2^17 do not fit in float16; the results do."""
     a = tg.Tensor([[300, 300]], dtype=tg.float16)
     assert (a @ tg.Tensor([[300], [-299]], dtype=tg.float16)).tolist() == [[300]]
@@ -114,7 +117,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("dtype", [tg.float64, tg.float32, tg.float16, tg.bfloat16], ids=str)
 @pytest.mark.parametrize("left", VIEWS)
-def test_views(device, left, dtype):
+def test_views(backend, left, dtype):
     """Products of views, misaligned ones included, are those of copies, and so are the gradients."""
     whole = tg.Tensor(np.random.default_rng(0).integers(-4, 5, (2, 12, 12)), dtype=dtype)
     for right in VIEWS.values():
@@ -145,7 +148,7 @@ def test_a_product_over_nothing_is_zeros(device, a, b):
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("dtype", [tg.float32, tg.bfloat16], ids=str)
-def test_product_into_a_place(device, dtype, k, filled):
+def test_product_into_a_place(backend, dtype, k, filled):
     """Into memory that holds 7s: written with = where it is not filled, over nothing too, and else added."""
     out = tg.full((3, 4), 7.0, dtype=tg.float32)
     place = Place(out.data, filled)
@@ -160,6 +163,111 @@ def test_column_sum(device, shape):
     assert_near(
         tg.Tensor(column_sum(tg.Tensor(x).data)).numpy(), x.reshape(-1, shape[-1] or 1).sum(0)[: shape[-1]], rtol=1e-14
     )
+
+
+# What a kernel meets: sizes about its tiles (64 and 128, 8 to 32 deep) and vectors, and none.
+SIDES = st.sampled_from([0, 1, 3, 8, 16, 31, 33, 63, 64, 65, 130])
+PLACES = {  # a matrix (m, n) within the memory of one of another shape
+    "rows": lambda m, n: np.empty((m, n)),
+    "columns": lambda m, n: np.empty((n, m)).T,
+    "wide": lambda m, n: np.empty((m, n + 8))[:, :n],
+    "misaligned": lambda m, n: np.empty((m, n + 3))[:, 1 : n + 1],
+    "sparse": lambda m, n: np.empty((2 * m, 3 * n))[::2, ::3],
+    "backwards": lambda m, n: np.empty((m, n))[::-1, ::-1],
+}
+needs_gpu = pytest.mark.skipif(not tg.cuda.is_available(), reason="needs a GPU")
+
+
+def placed(values, place, dtype):
+    """values (..., m, n) as an array of the default device in one of PLACES, the batch axes before it."""
+    *batch, m, n = values.shape
+    shape = PLACES[place](m, n)
+    base = shape if shape.base is None else shape.base
+    offset = (shape.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // 8
+    xp = array_module(tg.zeros(1).data)
+    memory = xp.zeros((math.prod(batch), base.size + 8), dtype)
+    size = memory.itemsize
+    strides = [s // 8 * size for s in shape.strides]
+    view = xp.lib.stride_tricks.as_strided(
+        memory.reshape(-1)[offset:], (math.prod(batch), m, n), (memory.strides[0], *strides)
+    )
+    view = view.reshape(*batch, m, n) if len(batch) != 1 else view
+    view[...] = xp.asarray(values.astype(dtype))
+    return view
+
+
+@pytest.mark.parametrize("engine", ["kernel", pytest.param("blas", marks=needs_gpu)])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_kernels(kernels, engine, data):
+    """alpha a b + beta c + bias in any layout, sizes about the tiles, halves into float32 or their own type; c is read
+    only if beta is not 0."""
+    dtype = data.draw(st.sampled_from([tg.float32, tg.float16, tg.bfloat16]))
+    out = data.draw(st.sampled_from([dtype, tg.float32]))
+    m, n, k = (data.draw(SIDES) for _ in range(3))
+    batch = data.draw(st.sampled_from([(), (), (3,), (2, 3)]))
+    beta, alpha, biased = data.draw(st.sampled_from([(0.0, 1.0, False), (1.0, 1.0, False), (0.5, -2.0, True)]))
+    draw = np.random.default_rng(0).uniform
+    a, b, c = (
+        placed(draw(-1, 1, (*batch, *s)).astype(t), data.draw(st.sampled_from(sorted(PLACES))), t)
+        for s, t in (((m, k), dtype), ((k, n), dtype), ((m, n), out))
+    )
+    bias = tg.Tensor(draw(-1, 1, n), dtype=dtype).data if biased else None
+    exact = alpha * (as_float64(a) @ as_float64(b)) + beta * as_float64(c)
+    exact += 0 if bias is None else as_float64(bias)
+    if not beta:
+        c[...] = math.nan
+    tg.config.gemm = engine
+    try:
+        found = product(a, b, out=c, alpha=alpha, beta=beta, bias=bias)
+    finally:
+        tg.config.gemm = "auto"
+    assert found is c
+    scale = abs(alpha) * (abs(as_float64(a)) @ abs(as_float64(b))) + 3
+    error = abs(as_float64(c) - exact) / scale
+    assert error.max(initial=0) <= 2 * ROUNDING[out] + 2 * ROUNDING[tg.float32] * (k + 1) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((2, 1, 3, 5), (4, 5, 2)), ((2, 1, 3, 1, 3, 5), (3, 2, 5, 4)), ((1, 2, 1, 2, 1, 5), (2, 1, 2, 1, 5, 1))],
+    ids=str,
+)
+def test_batches_that_broadcast(kernels, a, b):
+    """More axes than a kernel takes go one by one; those that lie behind one another in memory are merged."""
+    x, y = sample(a).astype("f4"), sample(b, 1).astype("f4")
+    found = product(tg.Tensor(x).data, tg.Tensor(y).data)
+    assert_near(as_float64(found), x.astype("f8") @ y, rtol=1e-6)
+    x = tg.Tensor(x).data[..., ::-1, :, :]
+    assert_near(as_float64(product(x, tg.Tensor(y).data)), as_float64(x) @ y, rtol=1e-6)
+
+
+def test_a_kernel_adds_in_one_order(kernels):
+    """The same bits every time, whatever order the blocks run in."""
+    a, b = (tg.Tensor(np.random.default_rng(i).standard_normal((130, 130)).astype("f4")).data for i in range(2))
+    first, second = (as_float64(product(a, b)) for _ in range(2))
+    assert (first == second).all()
+
+
+def test_config():
+    """A large tile only where it fills the GPU, and an error where the blocks of a launch cannot be counted."""
+    layouts = [(True, 4)] * 3
+    f4 = np.dtype(np.float32)
+    tiles = {
+        mn: dict(gemm.config(*mn, 1, f4, f4, *layouts, False, 132).defines)["TILE_M"]
+        for mn in [(128, 128), (8192, 8192), (1408, 1536), (1407, 1408)]
+    }
+    assert tiles == {(128, 128): 64, (8192, 8192): 128, (1408, 1536): 128, (1407, 1408): 64}
+    with pytest.raises(ValueError, match=r"2\^31 or more"):
+        gemm.config(1, 1, 2**31, f4, f4, *layouts, False, 132)
+
+
+def test_switches(monkeypatch):
+    for name, value in {"gemm": "cublas", "allow_tf32": None}.items():
+        with pytest.raises(ValueError, match=f"config: {name} must be one of"):
+            setattr(tg.config, name, value)
+    with pytest.raises(AttributeError, match="config: there is no tf32"):
+        tg.config.tf32 = True
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])

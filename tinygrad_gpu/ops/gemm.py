@@ -7,32 +7,43 @@ y = x W^T + b:  dx = dy W,  dW = dy^T x,  db = sum(dy).
 Half types are multiplied and summed in float32 and rounded once, at the end.
 """
 
+import functools
 import math
 
 import numpy as np
 
+from .. import blas, kernel
 from ..autograd import Function
+from ..config import config as switches
 from ..device import array_module
 from ..dtypes import accumulator
-from .common import check, check_float, narrow, unbroadcast, widen
+from .common import check, check_float, narrow, pick, unbroadcast, widen
 
 
 def product(a, b, *, out=None, alpha=1.0, beta=0.0, bias=None, dtype=None):
-    """alpha a @ b + beta out + bias, as numpy.matmul, for arrays of one dtype with at least one axis each.
+    """alpha a @ b + bias + beta out, as numpy.matmul, for arrays of one dtype with at least one axis each.
 
     Goes to `out` (..., M, N), of any strides and of a's dtype or that of the arithmetic, which is read only if beta is
-    not 0; with no `out` to a new array of `dtype`, that of the arithmetic by default. bias (N,) of a's dtype.
+    not 0; with no `out` to a new array of `dtype`, that of the arithmetic by default. bias (N,) has a's dtype.
     """
-    xp = array_module(a)
-    y = xp.matmul(widen(a), widen(b))
+    f = pick(a, _mathematics, _on_device)
+    return f(a, b, out, alpha, beta, bias, dtype or accumulator(a.dtype))
+
+
+def _mathematics(a, b, out, alpha, beta, bias, dtype):
+    xp, wide = array_module(a), accumulator(a.dtype)
+    direct = out is not None and not beta and out.dtype == wide and out.flags.c_contiguous
+    y = xp.matmul(widen(a), widen(b), out=out if direct else None)
     if alpha != 1:
         y *= alpha
     if bias is not None:
         y += bias
+    if direct:
+        return out
     if out is None:
-        return narrow(y, dtype or y.dtype)
+        return narrow(y, dtype)
     if beta:
-        y += out * beta
+        y += out if beta == 1 else out * beta
     out[...] = y
     return out
 
@@ -44,12 +55,8 @@ def rows(a):
 
 def product_into(place, a, b):
     """Add a @ b to a Place; the float32 product of half arrays is not rounded on its way."""
-    out = place.array
-    if place.filled or out.dtype != accumulator(a.dtype) or not out.flags.c_contiguous:
-        place.add(product(a, b))
-    else:
-        array_module(a).matmul(widen(a), widen(b), out=out)
-        place.filled = True
+    product(a, b, out=place.array, beta=float(place.filled))
+    place.filled = True
     return place
 
 
@@ -60,9 +67,113 @@ def product_grad(ctx, i, a, b):
 
 
 def column_sum(a):
-    """The sum of a (..., C) over all axes but the last, in the arithmetic dtype; by BLAS, which sums in blocks."""
-    wide = widen(rows(a))
-    return array_module(a).ones(len(wide), wide.dtype) @ wide
+    """The sum of a (..., C) over all axes but the last, in the arithmetic dtype: a product with ones, which BLAS sums
+    in blocks; on a GPU in two of them, so that there are blocks for all of it."""
+    a, xp = rows(a), array_module(a)
+    if not kernel.runs(a):
+        return xp.ones(len(a), accumulator(a.dtype)) @ widen(a)
+    parts = math.gcd(len(a), 128)
+    part = product(xp.ones((1, len(a) // max(parts, 1)), a.dtype), a.reshape(parts, -1, a.shape[1]) if a.size else a)
+    return product(xp.ones(len(part), part.dtype), part.reshape(-1, a.shape[1]))
+
+
+# ---- launch
+
+
+def _layout(x):
+    """Of a matrix, or a batch: (whether the kernel reads along its last axis, not along the one before; how many
+    elements at once: 16 bytes of them where strides and address allow it)."""
+    address = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return _layout_of(x.shape, x.strides, x.itemsize, address % 16)
+
+
+@functools.cache
+def _layout_of(shape, strides, size, misplaced):
+    for axis in (-1, -2):
+        others = [s for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1 and i - len(shape) != axis]
+        if strides[axis] == size and shape[axis] * size >= 16 and not misplaced and not any(s % 16 for s in others):
+            return axis == -1, 16 // size
+    return abs(strides[-1]) <= abs(strides[-2]), 1
+
+
+@functools.cache
+def config(m, n, batch, dtype, out, a, b, c, acc, processors):
+    """The Launch of `batch` products (m, n) in `dtype`, their results in `out`; a, b and c are what _layout gives.
+
+    A tile of 128 x 128 does 64 products for each element it reads, one of 64 x 64 half as many, but four times as many
+    of those fill a GPU with less work.
+    """
+    fills = batch * -(-m // 128) * -(-n // 128) >= processors
+    tile = 128 if fills and min(a[1], b[1]) > 1 else 64  # element by element the registers of the larger do not suffice
+    depth = {128: 8, 64: 16}[tile] * (4 // dtype.itemsize)  # a vector for each of 256 threads
+    tiles = batch * -(-m // tile) * -(-n // tile)
+    check(tiles < 2**31, f"matmul: {batch} products ({m}, {n}) have {tiles} tiles of {tile} x {tile}, 2^31 or more")
+    defines = {"TILE_M": tile, "TILE_N": tile, "TILE_K": depth}
+    defines |= {"A_ALONG_K": int(a[0]), "VEC_A": a[1], "B_ALONG_K": int(not b[0]), "VEC_B": b[1]}
+    defines |= {"VEC_C": 4 if c[0] and c[1] > 1 else 1, "T": dtype, "OUT": out}
+    return kernel.Launch("gemm.cu", "gemm_acc" if acc else "gemm", (tiles,), (256,), **defines)
+
+
+def product_kernel(c, a, b, alpha, beta, bias=None):
+    """c = alpha a b + beta c + bias by gemm.cu, for arrays of any strides with the same batch axes, at most three."""
+    (*batch, m, n), k = c.shape, a.shape[-1]
+    batch = (1, 1, 1, *batch)[-3:]
+    layouts = _layout(a), _layout(b), _layout(c)
+    what = config(m, n, math.prod(batch), a.dtype, c.dtype, *layouts, beta != 0, kernel.limits(c).processors)
+    operands = (kernel.Strided(x) for x in (c, a, b))
+    kernel.launch(what, *operands, bias, m, n, k, *batch[1:], *((alpha, beta) if beta else (alpha,)))
+
+
+def _by_library(x):
+    """Whether the vendor's library multiplies arrays like x: as config.gemm says, "auto" by device and dtype."""
+    return not isinstance(x, np.ndarray) and switches.gemm != "kernel"
+
+
+def _on_device(a, b, out, alpha, beta, bias, dtype):
+    xp = array_module(a)
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], *b.shape[b.ndim - 1 :][: b.ndim > 1])
+    out = xp.empty(shape, dtype) if out is None else out
+    c = out
+    if a.ndim == 1:
+        a, c = a[None], (c[None] if b.ndim == 1 else c[..., None, :])
+    if b.ndim == 1:
+        b, c = b[:, None], c[..., None]
+    for views in _batches(c, a, b):
+        if not _by_library(a):
+            product_kernel(*views, alpha, beta, bias)
+        elif bias is None:
+            blas.product(*views, alpha, beta)
+        else:
+            views[0][...] = bias if not beta else views[0] * beta + bias
+            blas.product(*views, alpha, 1.0)
+    return out
+
+
+def _batches(c, a, b):
+    """Views of c, a and b with the same batch axes, at most three: a and b broadcast, axes merged where all three can
+    be; with more left, one of c's after another."""
+    xp, batch = array_module(c), c.shape[:-2]
+    if not batch:
+        return [(c, a, b)]
+    views = [xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (c, a, b)]
+    axes = [i for i, n in enumerate(batch) if n != 1]
+    groups = []
+    for i in axes:
+        last = groups[-1][-1] if groups else None
+        if last is not None and all(x.strides[last] == x.strides[i] * batch[i] for x in views):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    shape = tuple(math.prod(batch[i] for i in g) for g in groups)
+    views = [
+        xp.lib.stride_tricks.as_strided(
+            x, (*shape, *x.shape[-2:]), (*(x.strides[g[-1]] for g in groups), *x.strides[-2:])
+        )
+        for x in views
+    ]
+    if len(shape) <= 3:
+        return [tuple(views)]
+    return [tuple(x[i] for x in views) for i in np.ndindex(*shape[:-3])]
 
 
 class MatMul(Function):
@@ -80,8 +191,8 @@ class MatMul(Function):
         ctx.shapes = a.shape, b.shape
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
         if b.ndim <= 2:  # one product for all batches
-            return narrow(product(rows(a), b), a.dtype).reshape((*a.shape[:-1], *b.shape[1:]))
-        return narrow(product(a, b), a.dtype)
+            return product(rows(a), b, dtype=a.dtype).reshape((*a.shape[:-1], *b.shape[1:]))
+        return product(a, b, dtype=a.dtype)
 
     def backward(ctx, dy):
         (a, b), (a_shape, b_shape) = ctx.saved_arrays, ctx.shapes
@@ -89,7 +200,8 @@ class MatMul(Function):
         if len(b_shape) <= 2:
             dy = dy.reshape(math.prod(a_shape[:-1]), *b_shape[1:])
             if ctx.needs_input_grad[0]:
-                da = (product(dy, b.T) if b.ndim == 2 else widen(dy)[:, None] * b).reshape(a_shape)
+                da = product(dy, b.T, dtype=dy.dtype) if b.ndim == 2 else widen(dy)[:, None] * b
+                da = da.reshape(a_shape)
             if ctx.needs_input_grad[1]:
                 db = product_grad(ctx, 1, rows(a).T, dy)
             return da, db
@@ -113,17 +225,14 @@ class Linear(Function):
             check(bias.shape == (out,), f"linear: bias must have shape (out,) = ({out},), got {bias.shape}")
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
         ctx.shape = x.shape
-        y = product(rows(x), weight.T)
-        if bias is not None:
-            y += bias
-        return narrow(y, x.dtype).reshape(*x.shape[:-1], out)
+        return product(rows(x), weight.T, bias=bias, dtype=x.dtype).reshape(*x.shape[:-1], out)
 
     def backward(ctx, dy):
         x, weight = ctx.saved_arrays
         dy = rows(dy)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = product(dy, weight).reshape(ctx.shape)
+            dx = product(dy, weight, dtype=dy.dtype).reshape(ctx.shape)
         if ctx.needs_input_grad[1]:
             dweight = product_grad(ctx, 1, dy.T, rows(x))
         if ctx.needs_input_grad[2]:
