@@ -206,4 +206,22 @@ __device__ __forceinline__ void for_vectors(int C, F f) {
     }
 }
 
+// This thread's vectors of a row, read once and kept in registers; with items = 0 they are read whenever they are wanted.
+template <typename U, int threads, int vec, int items>
+struct Row {
+    const U *row;
+    Vector<U, vec> kept[items ? items : 1];
+
+    // Those with columns from begin to end - 1.
+    __device__ __forceinline__ void read(const U *from, int end, int begin = 0) {
+        row = from;
+        if (items)
+            for_vectors<threads, vec, items>(end, [&](int i, int c) {
+                if (c + vec > begin) kept[i] = *(const Vector<U, vec> *)(row + c);
+            });
+    }
+
+    __device__ __forceinline__ void get(float (&x)[vec], int i, int c) const { load(x, items ? kept[i].of : row + c); }
+};
+
 // A launch's own types, the T of a kernel's signature and the like, follow here: kernel.py puts `using T = float;` in.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
+from tinygrad_gpu import kernel, optim
 from tinygrad_gpu.nn import Parameter
 from tinygrad_gpu.optim import SGD, AdamW, GradScaler, clip_grad_norm_, constant, cosine_with_warmup, linear
 
@@ -91,7 +92,7 @@ def test_sgd_is_its_formula(momentum, decay, steps, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_three_hundred_steps(dtype, device):
+def test_three_hundred_steps(dtype, backend):
     """The count and the second moment's correction are exact, in half types too: 1 - 0.999^300 = 0.2593."""
     w = ones(3, dtype=dtype)
     optimizer = AdamW([w], lr=1e-3, weight_decay=0.0)
@@ -107,7 +108,54 @@ def test_three_hundred_steps(dtype, device):
 
 
 @pytest.mark.parametrize("make", OPTIMISERS)
-def test_a_weight_listed_twice_is_updated_once(make, device):
+def test_narrow_types_take_the_steps_of_float64(make, backend):
+    """Over groups and buckets, clipped by one norm, with a loss scale and rates that change, some weights left out of
+    some steps; and half weights are their rounded masters."""
+    dtypes, sizes = (tg.float32, tg.bfloat16, tg.float32, tg.float16, tg.float32), (5, 130, 128, 7, 300)
+    rng = np.random.default_rng(0)
+    starts = [rng.integers(-16, 16, n) / 8 for n in sizes]  # any type has these
+    grads = [[rng.standard_normal(n) for n in sizes] for _ in range(6)]
+
+    def train(dtypes):
+        params = [Parameter(tg.Tensor(w, dtype=dtype)) for w, dtype in zip(starts, dtypes, strict=True)]
+        optimizer = make([{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:]}], max_grad_norm=1.0)
+        norms = []
+        for step, gradients in enumerate(grads):
+            optimizer.lr = 0.1 / (step + 1)
+            optimizer.zero_grad()
+            for i, (p, g) in enumerate(zip(params, gradients, strict=True)):
+                if (step + i) % 4 != 3:
+                    give(p, 1024 * g)
+            assert optimizer.step(grad_scale=1024.0)
+            norms.append(optimizer.grad_norm)
+        state = [optimizer.state_dict()["state"][i] for i in range(5)]
+        masters = [entry.get("master", p).numpy() for entry, p in zip(state, params, strict=True)]
+        return norms, [entry["step"] for entry in state], masters, params
+
+    *found, masters, params = train(dtypes)
+    *expected, exact, _ = train([tg.float64] * 5)
+    assert found == [pytest.approx(expected[0], rel=1e-6), expected[1]]
+    for p, master, w in zip(params, masters, exact, strict=True):
+        np.testing.assert_allclose(master, w, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(p.numpy(), master.astype(p.dtype))
+
+
+def test_a_step_waits_once_and_at_its_end(kernels, monkeypatch):
+    """The host asks for the norm when all launches are under way, two for each run of a bucket."""
+    seen, launch, norm = [], kernel.launch, optim._norm
+    monkeypatch.setattr(kernel, "launch", lambda what, *arguments: seen.append(what.name) or launch(what, *arguments))
+    monkeypatch.setattr(optim, "_norm", lambda totals: seen.append("norm") or norm(totals))
+    params = [ones(3), ones(200), ones(5, dtype=tg.bfloat16)]
+    optimizer = AdamW(params, max_grad_norm=1.0)
+    for p in params:
+        give(p, 1.0)
+    seen.clear()
+    optimizer.step()
+    assert seen == ["square_sum"] * 2 + ["square_sum_total"] + ["adamw_begin", "adamw"] * 2 + ["norm"]
+
+
+@pytest.mark.parametrize("make", OPTIMISERS)
+def test_a_weight_listed_twice_is_updated_once(make, backend):
     once, twice, grouped = ones(2), ones(2), ones(2)
     optimizers = [make([once]), make([twice, twice]), make([{"params": [grouped]}, {"params": [grouped], "lr": 0.1}])]
     for w, optimizer in zip((once, twice, grouped), optimizers, strict=True):
@@ -146,7 +194,7 @@ def test_groups_have_options_of_their_own(device):
         ([6.0, 0.0, 8.0, 0.0], 10.0, 0.1),
     ],
 )
-def test_clipping_to_norm_one(gradient, norm, factor, clip, device):
+def test_clipping_to_norm_one(gradient, norm, factor, clip, backend):
     w = ones(4)
     optimizer = SGD([w], lr=1.0, max_grad_norm=1.0 if clip else None)
     give(w, gradient)
@@ -160,7 +208,7 @@ def test_clipping_to_norm_one(gradient, norm, factor, clip, device):
 @pytest.mark.parametrize("make", OPTIMISERS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-def test_a_norm_that_is_not_finite_skips_the_step(make, bad, max_norm, device):
+def test_a_norm_that_is_not_finite_skips_the_step(make, bad, max_norm, backend):
     a, b = ones(2), ones(3)
     optimizer = make([a, b], max_grad_norm=max_norm)
     give(a, 1.0)
@@ -179,7 +227,7 @@ def test_a_norm_that_is_not_finite_skips_the_step(make, bad, max_norm, device):
     assert optimizer.steps == 2
 
 
-def test_norm_without_gradients_is_zero(device):
+def test_norm_without_gradients_is_zero(backend):
     w = ones(2)
     optimizer = AdamW([w], max_grad_norm=1.0)
     assert optimizer.step()
@@ -187,7 +235,7 @@ def test_norm_without_gradients_is_zero(device):
     assert w.tolist() == [1, 1]
 
 
-def test_clip_grad_norm_leaves_what_is_not_finite(device):
+def test_clip_grad_norm_leaves_what_is_not_finite(backend):
     a, b = ones(1), ones(2)
     give(a, 3.0)
     give(b, [math.nan, 1.0])
@@ -197,7 +245,7 @@ def test_clip_grad_norm_leaves_what_is_not_finite(device):
     assert a.grad.item() == 0.0
 
 
-def test_clip_counts_a_weight_once_and_its_change(device):
+def test_clip_counts_a_weight_once_and_its_change(backend):
     """Of a gradient that a graph has saved, the change in place is noticed."""
     w, scale = ones(1), tg.ones(1, requires_grad=True)
     give(w, 3.0)
@@ -267,7 +315,7 @@ def test_hooks_see_each_gradient_on_its_way_to_the_buffer(device):
 
 
 @pytest.mark.parametrize("make", OPTIMISERS)
-def test_no_gradient_means_no_update_and_no_decay(make, device):
+def test_no_gradient_means_no_update_and_no_decay(make, backend):
     """In the middle of a buffer, what was left there from an earlier step included."""
     params = [ones(n) for n in (3, 200, 5, 128)]
     optimizer = make(params, weight_decay=0.5)
@@ -304,7 +352,7 @@ def test_step_counts_are_per_parameter(device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("make", OPTIMISERS)
-def test_padding_stays_zero(make, dtype, device):
+def test_padding_stays_zero(make, dtype, backend):
     params = [ones(n, dtype=dtype) for n in (1, 127, 128, 0, 129)]
     optimizer = make(params, weight_decay=0.1)
     for _ in range(3):
@@ -375,7 +423,7 @@ def test_masters_follow_values_written_between_steps(dtype, device):
     assert master() == pytest.approx([2.9999, 1.9998], abs=3e-7)
 
 
-def test_dtypes_and_devices_may_be_mixed(device):
+def test_dtypes_and_devices_may_be_mixed(backend):
     params = [ones(3, dtype=dtype) for dtype in (*DTYPES, *DTYPES)]
     optimizer = AdamW(params, lr=0.5, weight_decay=0.0, max_grad_norm=100.0)
     for p in params:
@@ -408,7 +456,7 @@ def assert_same_state(a, b):
 @pytest.mark.parametrize("order", ["model_first", "optimizer_first"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("make", OPTIMISERS)
-def test_resuming_continues_exactly(make, dtype, order, device):
+def test_resuming_continues_exactly(make, dtype, order, backend):
     """Six steps in one go, and with all state handed to a new model and optimiser after three: the same bits."""
 
     def fresh():
@@ -441,7 +489,7 @@ def test_resuming_continues_exactly(make, dtype, order, device):
     assert_same_state(resumed.state_dict(), optimizer.state_dict())
 
 
-def test_state_dict_is_a_copy_laid_out_as_pytorchs(device):
+def test_state_dict_is_a_copy_laid_out_as_pytorchs(backend):
     a, b, frozen = ones(2), ones(3), Parameter(tg.ones(4), requires_grad=False)
     optimizer = AdamW([{"params": [a, frozen]}, {"params": [b], "lr": 0.5}])
     state = optimizer.state_dict()
@@ -507,7 +555,7 @@ def test_parameters_that_moved_are_an_error(move, device):
             use()
 
 
-def test_a_graph_notices_a_step(device):
+def test_a_graph_notices_a_step(backend):
     w = ones(2)
     optimizer = SGD([w], lr=1.0)
     loss = (w * w).sum()
@@ -607,7 +655,7 @@ def test_more_errors(call, error, message):
 # Loss scaling and schedules
 
 
-def test_loss_scaling_and_clipping(device):
+def test_loss_scaling_and_clipping(backend):
     """At a scale of 1024 a norm of 0.5 is not clipped at 1; then an infinity halves the scale and holds all else."""
     w = ones(4)
     optimizer, scaler = SGD([w], lr=1.0, max_grad_norm=1.0), GradScaler(1024.0)

@@ -1,26 +1,37 @@
-"""Optimisers over flat buffers, gradient clipping, loss scaling, and learning-rate schedules.
+"""Optimisers over flat buffers, and gradient clipping; public from here, loss scaling and learning-rate schedules.
 
 All parameters of one dtype, device and group lie in one buffer, and so do their gradients and moments: a step is one
-pass, the norm one reduction, and a low-precision parameter is a rounded copy of a float32 master.
+pass, the norm one reduction, and a low-precision parameter is a rounded copy of a float32 master. What changes from
+step to step, and whether a step is taken, is on the device too: the host learns the norm once all is under way.
 """
 
+import functools
 import itertools
 import math
+import operator
 
 import numpy as np
 
-from . import device, dtypes
+from . import device, dtypes, kernel
 from .ops import adamw
+from .ops.common import pick
+from .scaling import GradScaler
+from .schedules import constant, cosine_with_warmup, linear
 from .tensor import Tensor
+
+__all__ = [
+    "SGD", "AdamW", "GradScaler", "Optimizer", "clip_grad_norm_", "constant", "cosine_with_warmup", "linear",
+]  # fmt: skip
 
 _ALIGNMENT = 128  # elements: every parameter starts at a multiple of 256 bytes, in half types too
 
 
 class _Bucket:
-    """The parameters of one group, dtype and device, in one flat buffer; `slots` names the state kept for each."""
+    """The parameters of one group, dtype and device, in one flat buffer; `slots` names the state kept for each, and a
+    step needs `numbers` of options."""
 
-    def __init__(self, params, group, slots):
-        self.params, self.group = params, group
+    def __init__(self, params, group, slots, numbers):
+        self.params, self.group, self.device = params, group, params[0].device
         self.parts, end = [], 0
         for p in params:
             self.parts.append(slice(end, end + p.size))
@@ -32,7 +43,9 @@ class _Bucket:
             self.masters = self.weights if dtype == wide else xp.zeros(end, wide)
             self.grads = xp.zeros(end, wide)
             self.state = {name: xp.zeros(end, wide) for name in slots}
-        self.steps = [0] * len(params)  # a parameter without a gradient takes no step
+            self.counts, self.options = xp.zeros(len(params), "int32"), xp.zeros(numbers)
+        self.told = ()  # the options that the device has
+        self.steps = [0] * len(params)  # as in counts, for the host; a parameter without a gradient takes no step
         self.views, self.versions = [], []
         for p, part in zip(params, self.parts, strict=True):
             self.weights[part] = p.data.ravel()
@@ -65,25 +78,37 @@ class _Bucket:
         return self.state if self.masters is self.weights else {**self.state, "master": self.masters}
 
     def runs(self):
-        """(slice, step count so far, indices) of neighbours that have a gradient and took the same number of steps."""
+        """(elements, parameters), two slices, of neighbours that have a gradient and took the same number of steps."""
         keys = [self.steps[i] if p._grad is not None else None for i, p in enumerate(self.params)]
         for key, run in itertools.groupby(range(len(keys)), keys.__getitem__):
             if key is not None:
                 run = list(run)
-                yield slice(self.parts[run[0]].start, self.parts[run[-1]].stop), key, run
+                yield slice(self.parts[run[0]].start, self.parts[run[-1]].stop), slice(run[0], run[-1] + 1)
 
-    def written(self, part, indices):
-        """The masters of a run were updated: round them into the parameters, and count the change of each."""
-        if self.masters is not self.weights:
-            self.weights[part] = self.masters[part]
-        for i in indices:
+    def tell(self, *options):
+        """Put the options of the step in the array that it reads, unless they are there."""
+        if options != self.told:
+            with device.current(self.options):
+                self.options[...] = self.xp.asarray(np.array(options))
+            self.told = options
+
+    def of(self, part, run):
+        """What a step of a run takes: master, state, low-precision copy or None, gradient, step counts, options."""
+        copy = None if self.masters is self.weights else self.weights[part]
+        state = (flat[part] for flat in self.state.values())
+        return self.masters[part], *state, copy, self.grads[part], self.counts[run], self.options
+
+    def written(self, run):
+        """A run took its step: count it for each parameter, and that it changed."""
+        for i in range(run.start, run.stop):
             self.steps[i] += 1
             self.params[i]._version.value += 1
             self.versions[i] = self.params[i]._version.value
 
 
 class Optimizer:
-    """What AdamW and SGD share: groups, buckets, the norm, skipped steps, the state. A subclass gives `_update`.
+    """What AdamW and SGD share: groups, buckets, the norm, skipped steps, the state. A subclass gives `_update`, a
+    function of a bucket's arrays and the square sum, and `_options`, what it finds after grad_scale and max_grad_norm.
 
     >>> import tinygrad_gpu as tg
     >>> isinstance(tg.optim.SGD([tg.nn.Parameter(tg.ones(1))], lr=0.1), tg.optim.Optimizer)
@@ -105,7 +130,8 @@ class Optimizer:
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.requires_grad]
             for kind in dict.fromkeys((p.dtype, p.device) for p in trained):
-                self._buckets.append(_Bucket([p for p in trained if (p.dtype, p.device) == kind], group, self._slots))
+                members, numbers = [p for p in trained if (p.dtype, p.device) == kind], 2 + len(self._options(group))
+                self._buckets.append(_Bucket(members, group, self._slots, numbers))
         self._frozen = [p for group in self.param_groups for p in group["params"] if not p.requires_grad]
 
     @staticmethod
@@ -166,20 +192,28 @@ class Optimizer:
             raise RuntimeError(
                 "step: a parameter that was frozen when the optimiser was made has a gradient now; make a new one"
             )
-        for bucket in self._buckets:
-            bucket.refresh()
-        self.grad_norm = _norm(b.grads[part] for b in self._buckets for part, _, _ in b.runs()) / grad_scale
+        runs, totals = self._start(grad_scale)
+        self.grad_norm = _norm(totals) / grad_scale  # here the host waits for the device
         if not math.isfinite(self.grad_norm):
             self.skipped_steps += 1
             return False
-        factor = _clip_factor(self.grad_norm, self.max_grad_norm) / grad_scale
-        for bucket in self._buckets:
-            with device.current(bucket.grads), np.errstate(all="ignore"):
-                for part, t, indices in list(bucket.runs()):
-                    self._update(bucket, part, t + 1, factor)
-                    bucket.written(part, indices)
+        for bucket, _, run in runs:
+            bucket.written(run)
         self.steps += 1
         return True
+
+    def _start(self, grad_scale):
+        """Queue the step, which changes nothing where the norm is not finite: gives its runs and their square sums."""
+        max_norm = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        for bucket in self._buckets:
+            bucket.refresh()
+            bucket.tell(grad_scale, max_norm, *self._options(bucket.group))
+        runs = [(bucket, *run) for bucket in self._buckets for run in bucket.runs()]
+        totals = _square_sums(bucket.grads[part] for bucket, part, _ in runs)
+        for bucket, part, run in runs:
+            with device.current(bucket.grads), np.errstate(all="ignore"):
+                self._update(*bucket.of(part, run), totals[bucket.device])
+        return runs, totals
 
     def state_dict(self):
         """Steps, options and per-parameter state (Tensors), laid out as PyTorch's: parameters numbered over all groups.
@@ -243,7 +277,7 @@ class Optimizer:
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         for number, bucket, i in numbered:
             entry = state["state"][number]
-            bucket.steps[i] = int(entry["step"])
+            bucket.steps[i] = bucket.counts[i] = int(entry["step"])
             for key, flat in bucket.kept().items():
                 flat[bucket.parts[i]] = device.put(entry[key].data, bucket.params[i].device).ravel()
 
@@ -281,18 +315,25 @@ def _groups(name, params, defaults):
     return result
 
 
-def _norm(arrays):
-    """The norm of all the arrays together, a float: their squares are summed in float64."""
-    total = 0.0
+def _square_sums(arrays):
+    """Device name to the sum of the squares of all the arrays together, (1,) in float64, for each of their devices."""
+    kinds = {}
     for g in arrays:
-        with device.current(g):
-            total += float(adamw.square_sum(device.array_module(g), g.ravel()))
-    return math.sqrt(total)
+        kinds.setdefault((device.of(g), kernel.runs(g)), []).append(g)
+    sums = []
+    for members in kinds.values():
+        with device.current(members[0]):
+            sums.append(pick(members[0], adamw.square_sum, adamw.square_sum_kernel)(members))
+    totals = {}
+    for place, _ in kinds:
+        with device.on(place, "step"):
+            totals[place] = functools.reduce(operator.add, (device.put(part, place) for part in sums))
+    return totals
 
 
-def _clip_factor(norm, max_norm):
-    """What gradients are multiplied by, as torch.nn.utils.clip_grad_norm_ does it."""
-    return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
+def _norm(totals):
+    """The norm that `_square_sums` are of, a float: 0 for no arrays."""
+    return math.sqrt(next(iter(totals.values())).item()) if totals else 0.0
 
 
 class AdamW(Optimizer):
@@ -330,10 +371,13 @@ class AdamW(Optimizer):
         if not 0 <= group["eps"] < math.inf:
             raise ValueError(f"{name}: eps must be a finite number of at least 0, got {group['eps']}")
 
-    def _update(self, bucket, part, t, factor):
-        options = {k: bucket.group[k] for k in ("lr", "betas", "eps", "weight_decay")}
-        state = (bucket.state[name][part] for name in self._slots)
-        adamw.step(bucket.masters[part], bucket.grads[part], *state, t=t, factor=factor, **options)
+    @staticmethod
+    def _options(group):
+        return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
+
+    @staticmethod
+    def _update(w, *others):
+        pick(w, adamw.step, adamw.step_kernel)(w, *others)
 
 
 class SGD(Optimizer):
@@ -362,15 +406,23 @@ class SGD(Optimizer):
         if not 0 <= group["momentum"] < math.inf:
             raise ValueError(f"{name}: momentum must be a finite number of at least 0, got {group['momentum']}")
 
-    def _update(self, bucket, part, t, factor):
-        lr, momentum, decay = (bucket.group[k] for k in ("lr", "momentum", "weight_decay"))
-        w, u = bucket.masters[part], bucket.state["momentum_buffer"][part]
-        g = bucket.grads[part] * factor
+    @staticmethod
+    def _options(group):
+        return group["lr"], group["momentum"], group["weight_decay"]
+
+    @staticmethod
+    def _update(w, u, copy, gradient, steps, options, total):
+        factor, lr, momentum, decay = adamw.begin(steps, options, total)
+        if factor is None:
+            return
+        g = gradient * factor
         if decay:
             g += decay * w
         u *= momentum
         u += g
         w -= lr * u
+        if copy is not None:
+            copy[...] = w
 
 
 def clip_grad_norm_(params, max_norm):
@@ -393,157 +445,9 @@ def clip_grad_norm_(params, max_norm):
         if not isinstance(p, Tensor):
             raise TypeError(f"clip_grad_norm_: params must be Tensors, got {type(p).__name__}")
     params = {id(p): p for p in params if p._grad is not None}.values()
-    norm = _norm(p._grad for p in params)
-    factor = _clip_factor(norm, max_norm)
+    norm = _norm(_square_sums(p._grad for p in params))
+    factor = adamw.clip_factor(norm, max_norm)
     if math.isfinite(norm) and factor < 1:
         for p in params:
             p.grad *= factor
     return norm
-
-
-class GradScaler:
-    """Dynamic loss scaling for float16 (arXiv:1710.03740, section 3.2), with torch.amp.GradScaler's names.
-
-    The loss is multiplied by a power of two so that small gradients do not underflow. The optimiser gets the scale,
-    divides by it and decides: a step whose gradients are not finite is skipped, and `update` then halves the scale;
-    after growth_interval good steps in a row it doubles.
-
-    >>> import tinygrad_gpu as tg
-    >>> w = tg.nn.Parameter(tg.ones(1))
-    >>> optimizer, scaler = tg.optim.SGD([w], lr=0.5), tg.optim.GradScaler(1024.0)
-    >>> scaler.scale(w.sum()).backward()
-    >>> scaler.step(optimizer)
-    True
-    >>> scaler.update()
-    >>> w.item(), optimizer.grad_norm
-    (0.5, 1.0)
-    """
-
-    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
-        for what, ok, value in (
-            ("init_scale", 0 < init_scale < math.inf, init_scale),
-            ("growth_factor", growth_factor > 1, growth_factor),
-            ("backoff_factor", 0 < backoff_factor < 1, backoff_factor),
-            ("growth_interval", growth_interval >= 1, growth_interval),
-        ):
-            if not ok:
-                raise ValueError(f"GradScaler: {what} is out of range, got {value}")
-        self._scale, self._good, self._found = float(init_scale), 0, []
-        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
-
-    def get_scale(self):
-        """The present scale.
-
-        >>> import tinygrad_gpu as tg
-        >>> tg.optim.GradScaler(1024.0).get_scale()
-        1024.0
-        """
-        return self._scale
-
-    def scale(self, loss):
-        """The loss times the scale, to call backward on.
-
-        >>> import tinygrad_gpu as tg
-        >>> tg.optim.GradScaler(1024.0).scale(tg.Tensor(0.5))
-        tensor(512.)
-        """
-        return loss * self._scale
-
-    def step(self, optimizer):
-        """optimizer.step with this scale; gives whether it changed the parameters.
-
-        >>> import tinygrad_gpu as tg
-        >>> w, scaler = tg.nn.Parameter(tg.ones(1)), tg.optim.GradScaler(1024.0)
-        >>> (w * float("inf")).sum().backward()
-        >>> scaler.step(tg.optim.SGD([w], lr=0.5))
-        False
-        """
-        done = optimizer.step(grad_scale=self._scale)
-        self._found.append(done)
-        return done
-
-    def update(self):
-        """Once an iteration, after `step`: adapt the scale. RuntimeError where no step was taken since the last update.
-
-        >>> import tinygrad_gpu as tg
-        >>> w, scaler = tg.nn.Parameter(tg.ones(1)), tg.optim.GradScaler(1024.0)
-        >>> (w * float("inf")).sum().backward()
-        >>> _ = scaler.step(tg.optim.SGD([w], lr=0.5))
-        >>> scaler.update()
-        >>> scaler.get_scale()
-        512.0
-        """
-        if not self._found:
-            raise RuntimeError("update: call step first")
-        if all(self._found):
-            self._good += 1
-            if self._good == self.growth_interval:
-                self._scale, self._good = self._scale * self.growth_factor, 0
-        else:
-            self._scale, self._good = self._scale * self.backoff_factor, 0
-        self._found = []
-
-    def state_dict(self):
-        """The scale and the number of good steps since it changed.
-
-        >>> import tinygrad_gpu as tg
-        >>> tg.optim.GradScaler(1024.0).state_dict()
-        {'scale': 1024.0, 'good_steps': 0}
-        """
-        return {"scale": self._scale, "good_steps": self._good}
-
-    def load_state_dict(self, state):
-        """Take over what `state_dict` gave.
-
-        >>> import tinygrad_gpu as tg
-        >>> scaler = tg.optim.GradScaler()
-        >>> scaler.load_state_dict({"scale": 8.0, "good_steps": 5})
-        >>> scaler.get_scale()
-        8.0
-        """
-        self._scale, self._good = float(state["scale"]), int(state["good_steps"])
-
-
-def _warmed(name, step, lr, warmup, total):
-    """lr on its linear way up over `warmup` steps, or None after it; and how far (0 to 1) step is from there to
-    total."""
-    if step < 0 or warmup < 0 or total < warmup:
-        raise ValueError(f"{name}: needs 0 <= step and 0 <= warmup <= total, got {step}, {warmup}, {total}")
-    if step < warmup:
-        return lr * (step + 1) / warmup, 0.0
-    return None, min((step - warmup) / max(total - warmup, 1), 1.0)
-
-
-def cosine_with_warmup(step, *, lr, warmup, total, final=0.1):
-    """The rate of step number `step` (from 0): up to lr over `warmup` steps, then half a cosine down to final * lr at
-    `total`, and flat (arXiv:1608.03983, eq. 5, one period).
-
-    >>> from tinygrad_gpu.optim import cosine_with_warmup
-    >>> [round(cosine_with_warmup(s, lr=1.0, warmup=2, total=6), 3) for s in range(7)]
-    [0.5, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
-    """
-    rising, way = _warmed("cosine_with_warmup", step, lr, warmup, total)
-    return lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * way))) if rising is None else rising
-
-
-def linear(step, *, lr, warmup, total, final=0.0):
-    """The rate of step number `step` (from 0): up to lr over `warmup` steps, then straight down to final * lr at
-    `total`.
-
-    >>> from tinygrad_gpu.optim import linear
-    >>> [linear(s, lr=1.0, warmup=1, total=3) for s in range(4)]
-    [1.0, 1.0, 0.5, 0.0]
-    """
-    rising, way = _warmed("linear", step, lr, warmup, total)
-    return lr * (1 - (1 - final) * way) if rising is None else rising
-
-
-def constant(step, *, lr, warmup=0):
-    """The rate of step number `step` (from 0): up to lr over `warmup` steps, then lr.
-
-    >>> from tinygrad_gpu.optim import constant
-    >>> [constant(s, lr=1.0, warmup=2) for s in range(3)]
-    [0.5, 1.0, 1.0]
-    """
-    rising, _ = _warmed("constant", step, lr, warmup, warmup)
-    return lr if rising is None else rising
