@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
 import tinygrad_gpu.functional as F
-from tests.ops.helpers import LAYOUTS, ROUNDING, assert_near, check_dtype, gradients, layouts, leaf
+from tests.ops.helpers import (
+    LAYOUTS,
+    ROUNDING,
+    as_float64,
+    assert_near,
+    check_dtype,
+    gradients,
+    layouts,
+    leaf,
+    poisoned,
+)
+from tinygrad_gpu.device import array_module
+from tinygrad_gpu.ops import dropout
 from tinygrad_gpu.random import default_generator, philox
 from tinygrad_gpu.testing import strategies
 
@@ -36,7 +48,7 @@ def test_values_and_gradients(device, shape, p, layout, data):
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_mean_and_variance(device, p):
+def test_mean_and_variance(backend, p):
     """Of n ones: mean 1, variance p / (1 - p), within four standard errors; a share p is dropped."""
     n = 2**16 + 3
     y = F.dropout(tg.ones(n), p).numpy()
@@ -50,14 +62,14 @@ def test_mean_and_variance(device, p):
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("p", [0.1, 0.7])
-def test_dtypes(device, dtype, p):
+def test_dtypes(backend, dtype, p):
     """The factor is not rounded to the dtype: bfloat16 would scale by 1.109 in place of 1.111."""
     check_dtype(lambda x: drop(x, p), [np.random.default_rng(0).uniform(-3, 3, (9, 11))], dtype, floor=0.01)
     y = drop(tg.ones(4000, dtype=dtype), p).numpy().astype(float)
     assert abs(y.max() * (1 - p) - 1) <= ROUNDING[dtype] * 1.01
 
 
-def test_what_is_dropped_is_0(device):
+def test_what_is_dropped_is_0(backend):
     """Infinite and NaN elements too; so is a gradient; also where 1 / (1 - p) is beyond float16."""
     x = leaf([math.inf, -math.inf, math.nan, 1e30] * 100, dtype=tg.float32)
     y, dx = gradients(lambda x: drop(x, 0.5), x, cotangent=np.full(400, math.inf))
@@ -71,8 +83,8 @@ def test_what_is_dropped_is_0(device):
     assert abs(y.max() / 100 - 1) < 2e-3
 
 
-def test_p_of_0_and_1_and_evaluation(device):
-    x = leaf([[1.0, 2.0]])
+def test_p_of_0_and_1_and_evaluation(backend):
+    x = leaf([[1.0, 2.0]], dtype=tg.float32)
     draws = default_generator.draw
     assert F.dropout(x, 0.0) is x
     assert F.dropout(x, 0.5, training=False) is x
@@ -82,7 +94,7 @@ def test_p_of_0_and_1_and_evaluation(device):
     assert (dx.numpy() == 0).all()
 
 
-def test_the_generator(device):
+def test_the_generator(backend):
     """It advances once a call; the seed and the draw number give the mask again, on every device the same."""
     x = tg.ones(1000)
     first, second = F.dropout(x), F.dropout(x)
@@ -104,6 +116,36 @@ def test_a_broadcast_upstream_gradient(device, layout):
     y = drop(x, 0.5)
     y.backward(tg.Tensor(1.0, dtype=tg.float64).expand(5, 7))
     assert (x.grad.numpy() == y.numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_kernel(kernels, dtype, data):
+    """The bits of the mathematics, for any row of a larger array, seed, draw and address, in place too."""
+    xp, words = array_module(tg.zeros(1).data), st.integers(0, 2**64 - 1)
+    rows = data.draw(st.sampled_from((0, 1, 2, 5)))
+    cols = data.draw(st.sampled_from((1, 3, 4, 7, 8, 9, 1023, 1024, 1029, 2048, 2051)) | st.integers(0, 50))
+    first, p = data.draw(st.sampled_from((0, 1, 2**33))), data.draw(st.sampled_from((0.0, 0.1, 0.5, 1 - 2**-40, 1.0)))
+    drawn, skipped = (data.draw(words), data.draw(words)), data.draw(st.sampled_from((0, 0, 1)))
+    flat = np.random.default_rng(cols).uniform(-3, 3, skipped + rows * cols).astype(dtype)
+    x = flat[skipped:].reshape(rows, cols)
+
+    quarters = -(-cols // 4)
+    counters = np.arange(first * quarters, (first + rows) * quarters, dtype=np.uint64)
+    mask = dropout.kept(np, counters, p, drawn).reshape(rows, 4 * quarters)[:, :cols]
+    expected = dropout.fwd(x, mask, p)
+
+    given = xp.asarray(flat)[skipped:].reshape(rows, cols)
+    with poisoned(xp):
+        found = dropout.rows_kernel(given, p, drawn, first)
+    assert as_float64(found).tobytes() == as_float64(expected).tobytes()
+    assert dropout.rows_kernel(given, p, drawn, first, out=given) is given
+    assert as_float64(given).tobytes() == as_float64(expected).tobytes()
+
+
+def test_kernels_store_no_mask(kernels):
+    assert drop(leaf(np.ones(5), dtype=tg.float32), 0.5)._node.saved_arrays == ()
 
 
 ERRORS = {

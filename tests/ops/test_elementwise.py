@@ -1,5 +1,6 @@
 """The elementwise ops: values against NumPy, gradients by differences, dtypes, kinks and extremes, errors."""
 
+import functools
 import math
 import operator
 import re
@@ -10,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
-from tests.ops.helpers import ROUNDING, assert_near, check_dtype, gradients, layouts, leaf, returned_by
+from tests.ops.helpers import (
+    ROUNDING,
+    assert_near,
+    check_dtype,
+    check_kernel,
+    gradients,
+    layouts,
+    leaf,
+    returned_by,
+)
+from tinygrad_gpu import kernel
 from tinygrad_gpu.ops import elementwise
 from tinygrad_gpu.testing import strategies
 
@@ -178,7 +189,7 @@ EDGES = {
 
 @pytest.mark.parametrize("name", EDGES)
 @pytest.mark.parametrize("dtype", [tg.float32, tg.float64], ids=str)
-def test_edges(device, name, dtype):
+def test_edges(backend, name, dtype):
     op, arrays, result, grads = EDGES[name]
     found = gradients(op, *(leaf(np.float64(a), dtype=dtype) for a in arrays))
     for a, expected in zip(found, (result, *grads), strict=True):
@@ -201,7 +212,7 @@ HALF_EDGES = {
 
 
 @pytest.mark.parametrize("name", HALF_EDGES)
-def test_half_edges(device, name):
+def test_half_edges(backend, name):
     dtype, op, x, cotangent, result, grad = HALF_EDGES[name]
     y, dx = gradients(op, leaf([x], dtype=dtype), cotangent=[cotangent])
     assert y.dtype == dx.dtype == dtype
@@ -234,6 +245,57 @@ def test_block_edges(device, name, n):
     parts = [gradients(op, leaf(x[half]), cotangent=cotangent[half]) for half in (slice(n // 2), slice(n // 2, n))]
     for a, pieces in zip(whole, zip(*parts, strict=True), strict=True):
         assert_near(a.numpy(), np.concatenate([p.numpy() for p in pieces]), rtol=3e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, tg.float32) for name in elementwise.FORMULAS]
+    + [(name, half) for name in ("add", "silu_bwd") for half in (tg.float16, tg.bfloat16)],
+    ids=str,
+)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_kernels(kernels, name, dtype, data):
+    """Any size; in sums and products the second operand may be repeated along the first, or be a number."""
+    widths = st.sampled_from((1, 3, 4, 8, 255, 256, 257, 1023, 1024, 1025, 1028))
+    period, repeats = data.draw(widths), data.draw(st.integers(0, 3))
+    a = sample((repeats, period), (-8, 8))
+    operands = [a] if name in ("relu", "tanh", "sigmoid", "silu") else [a, a[::-1] / 8]
+    if name in ("add", "sub", "mul"):
+        operands[1] = data.draw(st.sampled_from((operands[1], sample(period, (-1, 1), seed=1), 0.7)))
+    check_kernel(elementwise.FORMULAS[name], functools.partial(elementwise.compute_kernel, name), operands, dtype)
+
+
+# Operands of a sum or product, and whether a kernel computes it.
+OPERANDS = {
+    "one shape": (lambda a: (a, a + 1), True),
+    "a row": (lambda a: (a, a[0, 0]), True),
+    "a table": (lambda a: (a, a[1]), True),
+    "a table first": (lambda a: (a[1], a), True),
+    "a single number": (lambda a: (a, a[0, 0, 0, ...]), True),
+    "a number first": (lambda a: (0.1, a), True),
+    "a misaligned row": (lambda a: (a, a.reshape(-1)[1:9]), True),
+    "misaligned both": (lambda a: (a.reshape(-1)[1:], a.reshape(-1)[:-1]), True),
+    "a column": (lambda a: (a, a[:, :1]), False),
+    "a transposed operand": (lambda a: (a, a.swapaxes(0, 1)), False),
+    "every second row": (lambda a: (a[:, ::2], a[:, 1::2]), False),
+    "no elements": (lambda a: (a[:0], a[0]), True),
+}
+
+
+@pytest.mark.parametrize("dtype", [tg.float32, tg.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_what_kernels_take(kernels, monkeypatch, name, dtype):
+    """And that it has the bits of the mathematics, either way."""
+    cut, expected = OPERANDS[name]
+    a, b = cut(tg.Tensor(sample((4, 4, 8), (-3, 3)), dtype=dtype).data)
+    launched, launch = [], kernel.launch
+    monkeypatch.setattr(kernel, "launch", lambda what, *arguments: launched.append(what) or launch(what, *arguments))
+    for op in ("add", "mul"):
+        found, formula = elementwise.compute(op, a, b), elementwise.FORMULAS[op](a, b)
+        assert found.dtype == dtype
+        assert found.tolist() == formula.tolist()
+    assert len(launched) == 2 * expected
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@
 With dy the gradient of y, each rule is dy times the derivative, summed back over broadcast axes. Operands are arrays of
 one dtype, or Python numbers, which never widen it. Half types go through float32 where a formula has several steps or a
 Python number in it, and are rounded once: a gradient returned in float32 is rounded by the engine.
+
+`compute` has kernels for what training a GPT meets: there CuPy's own launches take longer than most of the work.
 """
+
+import operator
 
 import numpy as np
 
+from .. import kernel
 from ..autograd import Function
 from ..device import array_module, is_array
-from .common import blocks, check, narrow, unbroadcast, widen
+from .common import blocks, check, flat, narrow, unbroadcast, vector, widen
 
 
 def check_broadcast(name, *operands):
@@ -56,10 +61,87 @@ def _operands(name, a, b):
     return (a, b, dtype) if is_array(a) and is_array(b) else (_wide(a), _wide(b), dtype)
 
 
+def sigmoid(x):
+    """1 / (1 + e^-x)"""
+    y = array_module(x).exp(-x)
+    y += 1
+    return 1 / y
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def silu_bwd(dy, x):
+    s = sigmoid(x)
+    slope = 1 - s
+    slope *= x
+    slope += 1
+    slope *= s
+    slope *= dy
+    return slope
+
+
+def _arithmetic(name, f):
+    def mathematics(a, b):
+        a, b, dtype = _operands(name, a, b)
+        return narrow(f(a, b), dtype)
+
+    return mathematics
+
+
+def _in_blocks(f):
+    return lambda *arrays: blockwise(f, *arrays)
+
+
+# What kernels_cu/elementwise.cu computes; a gradient takes dy and what the rule saved.
+FORMULAS = {
+    **{f.__name__: _arithmetic(f.__name__, f) for f in (operator.add, operator.sub, operator.mul)},
+    "relu": lambda x: array_module(x).maximum(x, x.dtype.type(0)),
+    "relu_bwd": lambda dy, y: masked(dy, y > 0),
+    "tanh": lambda x: array_module(x).tanh(x),
+    "tanh_bwd": _in_blocks(lambda dy, y: dy * (1 - y * y)),
+    "sigmoid": _in_blocks(sigmoid),
+    "sigmoid_bwd": _in_blocks(lambda dy, y: dy * (y * (1 - y))),
+    "silu": _in_blocks(silu),
+    "silu_bwd": _in_blocks(silu_bwd),
+}
+
+
+def _fits(a, b):
+    """Whether the kernel takes these operands: a contiguous, b missing, a number, or contiguous and repeated along the
+    first axes of a."""
+    if not (is_array(a) and kernel.runs(a) and a.flags.c_contiguous):
+        return False
+    if not is_array(b):
+        return True
+    repeats = b.ndim <= a.ndim and b.shape == a.shape[a.ndim - b.ndim :]
+    return repeats and b.dtype == a.dtype and b.flags.c_contiguous
+
+
+def compute_kernel(name, a, b=None, out=None):
+    """The formula `name` of operands that fit; to `out`, which may be one of them that has its shape."""
+    y = array_module(a).empty(a.shape, a.dtype) if out is None else out
+    b, number = (b, 0.0) if b is None or is_array(b) else (None, float(b))
+    period = a.size if b is None else b.size
+    vec = vector(0 if period == a.size else period, y, a, b)
+    what = flat("elementwise.cu", "elementwise", a.size, vec, T=a.dtype, **{f"OP_{name.upper()}": 1})
+    kernel.launch(what, y, a, b, a.size, period, number)
+    return y
+
+
+def compute(name, *operands):
+    """The formula `name` of one or two operands, by its kernel where that takes them."""
+    a, b = (*operands, None)[:2]
+    if name in ("add", "mul") and np.ndim(a) < np.ndim(b):
+        a, b = b, a
+    return compute_kernel(name, a, b) if _fits(a, b) else FORMULAS[name](*operands)
+
+
 def _product(dy, b, shape):
     """dy * b, an array or a number, summed back to `shape`: rounded once."""
     wide = dy if is_array(b) and dy.shape == shape else widen(dy)
-    return unbroadcast(wide * b, shape)
+    return unbroadcast(compute("mul", wide, b), shape)
 
 
 class Add(Function):
@@ -67,8 +149,7 @@ class Add(Function):
 
     def forward(ctx, a, b):
         ctx.shapes = np.shape(a), np.shape(b)
-        a, b, dtype = _operands("add", a, b)
-        return narrow(a + b, dtype)
+        return compute("add", a, b)
 
     def backward(ctx, dy):
         return tuple(
@@ -81,8 +162,7 @@ class Sub(Function):
 
     def forward(ctx, a, b):
         ctx.shapes = np.shape(a), np.shape(b)
-        a, b, dtype = _operands("sub", a, b)
-        return narrow(a - b, dtype)
+        return compute("sub", a, b)
 
     def backward(ctx, dy):
         da = unbroadcast(dy, ctx.shapes[0]) if ctx.needs_input_grad[0] else None
@@ -97,8 +177,7 @@ class Mul(Function):
         need_a, need_b = ctx.needs_input_grad
         ctx.shapes = np.shape(a), np.shape(b)
         ctx.save_for_backward(a if need_b else None, b if need_a else None)
-        a, b, dtype = _operands("mul", a, b)
-        return narrow(a * b, dtype)
+        return compute("mul", a, b)
 
     def backward(ctx, dy):
         a, b = ctx.saved_arrays
@@ -290,45 +369,24 @@ class Tanh(Function):
     """y = tanh(x);  dx = dy (1 - y^2)"""
 
     def forward(ctx, x):
-        y = array_module(x).tanh(x)
+        y = compute("tanh", x)
         ctx.save_for_backward(y)
         return y
 
     def backward(ctx, dy):
-        return blockwise(lambda dy, y: dy * (1 - y * y), dy, *ctx.saved_arrays)
-
-
-def sigmoid(x):
-    """1 / (1 + e^-x)"""
-    y = array_module(x).exp(-x)
-    y += 1
-    return 1 / y
-
-
-def silu(x):
-    return x * sigmoid(x)
-
-
-def silu_bwd(dy, x):
-    s = sigmoid(x)
-    slope = 1 - s
-    slope *= x
-    slope += 1
-    slope *= s
-    slope *= dy
-    return slope
+        return compute("tanh_bwd", dy, *ctx.saved_arrays)
 
 
 class Sigmoid(Function):
     """y = 1 / (1 + e^-x);  dx = dy y (1 - y)"""
 
     def forward(ctx, x):
-        y = blockwise(sigmoid, x)
+        y = compute("sigmoid", x)
         ctx.save_for_backward(y)
         return y
 
     def backward(ctx, dy):
-        return blockwise(lambda dy, y: dy * (y * (1 - y)), dy, *ctx.saved_arrays)
+        return compute("sigmoid_bwd", dy, *ctx.saved_arrays)
 
 
 class Silu(Function):
@@ -336,23 +394,22 @@ class Silu(Function):
 
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        return blockwise(silu, x)
+        return compute("silu", x)
 
     def backward(ctx, dy):
-        return blockwise(silu_bwd, dy, *ctx.saved_arrays)
+        return compute("silu_bwd", dy, *ctx.saved_arrays)
 
 
 class Relu(Function):
     """y = max(x, 0);  dx = dy where x > 0, 0 at 0"""
 
     def forward(ctx, x):
-        y = array_module(x).maximum(x, x.dtype.type(0))
+        y = compute("relu", x)
         ctx.save_for_backward(y)
         return y
 
     def backward(ctx, dy):
-        (y,) = ctx.saved_arrays
-        return masked(dy, y > 0)
+        return compute("relu_bwd", dy, *ctx.saved_arrays)
 
 
 class Sin(Function):
