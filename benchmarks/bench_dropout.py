@@ -40,13 +40,13 @@ def cases(shape, dtype):
     for name, peer in peers.items():
         yield Case(f"{name} {label}", ours, {"torch": peer}, check, bytes=2 * x.nbytes)
     weights = cupy.random.standard_normal((shape[0], 1023), dtype=cupy.float32).astype(dtype)
-    mask = dropout.kept(cupy, cupy.arange(256 * shape[0], dtype=cupy.uint64), P, DRAWN)
-    mask = mask.reshape(shape[0], 1024)[:, :1023]
+    kept = dropout.kept(cupy, cupy.arange(256 * shape[0], dtype=cupy.uint64), P, DRAWN)
+    kept = kept.reshape(shape[0], 1024)[:, :1023]
     yield Case(
         f"rows of their own counters {shape[0]}x1023 {dtype}",
         lambda: dropout.rows_kernel(weights, P, DRAWN),
         {},
-        lambda: (distance(dropout.rows_kernel(weights, P, DRAWN), dropout.fwd(weights, mask, P)), 0.0),
+        lambda: (distance(dropout.rows_kernel(weights, P, DRAWN), dropout.fwd(weights, kept, P)), 0.0),
         bytes=2 * weights.nbytes,
     )
 
