@@ -46,6 +46,8 @@ __device__ __forceinline__ float to_float(float16 x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
     return y;
+#elif defined(HOST_BUILD)
+    return host::from_half(x.bits);
 #else
     _Float16 h;
     __builtin_memcpy(&h, &x.bits, 2);
@@ -67,6 +69,8 @@ __device__ __forceinline__ float16 to<float16>(float x) {
     float16 y;
 #if defined(__CUDACC__)
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#elif defined(HOST_BUILD)
+    y.bits = host::to_half(x);
 #else
     _Float16 h = (_Float16)x;
     __builtin_memcpy(&y.bits, &h, 2);

@@ -105,7 +105,7 @@ def config(m, n, batch, dtype, out, a, b, c, acc, processors):
     """
     fills = batch * -(-m // 128) * -(-n // 128) >= processors
     tile = 128 if fills and min(a[1], b[1]) > 1 else 64  # element by element the registers of the larger do not suffice
-    depth = {128: 8, 64: 16}[tile] * (4 // dtype.itemsize)  # a vector for each of 256 threads
+    depth = 32 if tile == 64 and dtype.itemsize == 2 else 16  # a vector for each of 256 threads
     tiles = batch * -(-m // tile) * -(-n // tile)
     check(tiles < 2**31, f"matmul: {batch} products ({m}, {n}) have {tiles} tiles of {tile} x {tile}, 2^31 or more")
     defines = {"TILE_M": tile, "TILE_N": tile, "TILE_K": depth}
@@ -131,6 +131,8 @@ def _by_library(x):
 
 def _on_device(a, b, out, alpha, beta, bias, dtype):
     xp = array_module(a)
+    if a.dtype != b.dtype:
+        a, b = widen(a), widen(b)
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], *b.shape[b.ndim - 1 :][: b.ndim > 1])
     out = xp.empty(shape, dtype) if out is None else out
     c = out
