@@ -10,7 +10,7 @@ import pytest
 
 import tinygrad_gpu as tg
 import tinygrad_gpu.functional as F
-from tinygrad_gpu import random
+from tinygrad_gpu import kernel, random
 from tinygrad_gpu.gpt import GPT, GPTConfig, sample
 
 TINY = GPTConfig(vocab_size=5, block_size=3, n_layer=1, n_head=2, n_embd=4)
@@ -424,3 +424,34 @@ def test_a_model_that_broke_does_not_generate(weight, temperature, device):
         model.ln_f.weight[...] = weight
     with pytest.raises(ValueError, match="generate: the model's logits must be finite numbers, got NaN or infinity"):
         model.generate(tg.Tensor([[1]]), 1, temperature=temperature)
+
+
+# On the kernels
+
+
+def three_steps(variant, dtype):
+    """The losses of three training steps, and the weights after them. A large eps: without it AdamW turns rounding
+    into steps of the size of the learning rate where the gradient is 0, as that of the keys' bias is."""
+    model = make(SMALL, dtype, dropout=0.1, n_layer=1, **VARIANTS[variant])
+    optimizer = tg.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2, max_grad_norm=1.0)
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(*batch(seed=step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: p.numpy().astype(np.float64) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [*((v, tg.float32) for v in VARIANTS), ("gpt2", tg.bfloat16)], ids=lambda x: str(x)
+)
+def test_training_on_kernels_is_training_on_the_mathematics(kernels, monkeypatch, variant, dtype):
+    """Every kernel that training uses, every access checked: the same losses and, to rounding, the same weights."""
+    losses, weights = three_steps(variant, dtype)
+    monkeypatch.setattr(kernel, "runs", lambda x: False)
+    expected, exact = three_steps(variant, dtype)
+    assert np.allclose(losses, expected, rtol=1e-6 if dtype == tg.float32 else 1e-2)
+    for name, w in weights.items():
+        assert abs(w - exact[name]).max() <= (1e-6 if dtype == tg.float32 else 4e-3), name

@@ -68,6 +68,20 @@ def test_values_and_gradients(device, arrays, forms, mask, scale):
         assert tg.testing.gradcheck(lambda q, k, v: attend(q, k, v, scale=scale, **mask), *leaves)
 
 
+@settings(max_examples=15)
+@given(problems(), st.sampled_from(list(ROUNDING)), st.sampled_from(MASKS), st.sampled_from([0.0, 0.4]))
+def test_kernels(kernels, cut, arrays, dtype, mask, dropout_p):
+    """As float64, all heads at once and head by head: with products and rounded weights of their own."""
+    for size in (1 << 20, 1):
+        cut(size, 1 << 20)
+
+        def op(*x):
+            tg.manual_seed(0)
+            return attend(*x, dropout_p=dropout_p, **mask)
+
+        check_dtype(op, arrays, dtype, floor=16)
+
+
 def qkv(b=2, heads=4, key_heads=2, tq=9, tk=9, d=4):
     return [
         rng(i).standard_normal(s)
@@ -132,7 +146,7 @@ def test_config(case, blocks, spans):
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("dropout_p", [0.0, 0.4])
 @pytest.mark.parametrize("mask", MASKS[:3], ids=str)
-def test_dtypes(device, dtype, mask, dropout_p):
+def test_dtypes(backend, dtype, mask, dropout_p):
     """Values far from 0 make dP and D, up to 60 here, large next to their difference: a rounded O would show in D."""
 
     def op(*x):
@@ -143,7 +157,7 @@ def test_dtypes(device, dtype, mask, dropout_p):
     check_dtype(op, [q, k, v + 10], dtype, floor=60 if dtype == tg.float32 else 4)
 
 
-def test_two_queries_and_five_keys(device):
+def test_two_queries_and_five_keys(backend):
     """Query 0 sees four keys, query 1 five; in a window of 3, exactly three each."""
     q, k, v = np.zeros((1, 1, 2, 5)), np.zeros((1, 1, 5, 5)), np.eye(5)[None, None]
     weights = attend(*(tg.Tensor(a) for a in (q, k, v)), is_causal=True).numpy()[0, 0]
@@ -152,7 +166,7 @@ def test_two_queries_and_five_keys(device):
     assert_near(weights, np.float64([[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]) / 3, rtol=1e-15)
 
 
-def test_a_query_that_sees_no_key(device):
+def test_a_query_that_sees_no_key(backend):
     """Its output and gradient are 0, its neighbours' those that they have without it."""
     q, k, v = qkv(tq=5, tk=2)
     found = gradients(lambda *x: attend(*x, is_causal=True), *map(leaf, (q, k, v)))
@@ -166,7 +180,7 @@ def test_a_query_that_sees_no_key(device):
 @pytest.mark.parametrize("queries", [2, 100])
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize(("which", "value"), [(1, -7.0), (2, -7.0), (1, inf), (1, -inf), (1, nan)])
-def test_a_key_that_is_not_seen_is_not_noticed(device, cut, queries, window, which, value):
+def test_a_key_that_is_not_seen_is_not_noticed(backend, cut, queries, window, which, value):
     """Whatever key 3 holds, the queries that do not see it keep their outputs; while it is finite, as its value must
     be, their gradients too (0 times inf is NaN)."""
     cut(1 << 29, queries)
@@ -180,7 +194,7 @@ def test_a_key_that_is_not_seen_is_not_noticed(device, cut, queries, window, whi
     assert (y.numpy() != changed.numpy())[:, :, [i for i in range(6) if i not in blind]].any(axis=(0, 1, 3)).all()
 
 
-def test_infinite_scores_and_values(device):
+def test_infinite_scores_and_values(backend):
     """A score of -inf is a weight of 0; one of +inf, or a NaN, makes that query's output NaN, as in PyTorch.
     Where all scores are -inf the output is 0."""
 
@@ -194,7 +208,7 @@ def test_infinite_scores_and_values(device):
     assert_near(outputs([[inf, inf], [1, 1]], [[1, 1], [1, 1], [1, 1]], v)[:, 0], np.float64([nan, 3]), rtol=1e-15)
 
 
-def test_large_scores_do_not_overflow(device):
+def test_large_scores_do_not_overflow(backend):
     """In float16 too, where scores reach 800,000: the largest wins."""
     q, k = (
         leaf(np.full((1, 1, 2, 4), 400.0), dtype=tg.float16),
@@ -221,7 +235,7 @@ def test_dropout(device):
 
 
 @pytest.mark.parametrize("tk", [3, 4, 6])
-def test_the_dropout_mask(device, tk):
+def test_the_dropout_mask(backend, tk):
     """The weights of each query, in the order of (B, H, Tq), start with a Philox counter (four words) of their own."""
     q, k, v = np.zeros((2, 4, 5, tk)), np.zeros((2, 2, tk, tk)), np.broadcast_to(np.eye(tk), (2, 2, tk, tk))
     y = attend(*(tg.Tensor(a) for a in (q, k, v)), dropout_p=0.5).numpy()
@@ -232,7 +246,7 @@ def test_the_dropout_mask(device, tk):
 @pytest.mark.parametrize(
     ("tk", "mask"), [(3, {}), (4, {}), (6, {"is_causal": True}), (6, {"is_causal": True, "window": 2})]
 )
-def test_dropout_backward(device, tk, mask):
+def test_dropout_backward(backend, tk, mask):
     """The mask of the forward pass, which a window cuts anywhere, is that of the backward pass."""
 
     def op(q, k, v):
@@ -266,7 +280,7 @@ def test_a_frozen_input_costs_nothing(monkeypatch, needs):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_and_a_broadcast_upstream_gradient(device, layout):
+def test_layouts_and_a_broadcast_upstream_gradient(backend, layout):
     """Any strides, those of (B, T, H, D) memory among them, and an upstream gradient of stride 0."""
     arrays = [np.ascontiguousarray(a.swapaxes(1, 2)) for a in qkv()]
     results = []
@@ -289,7 +303,7 @@ def test_many_heads(device):
         assert_near(a.numpy()[-1:], b.numpy(), rtol=1e-6, atol=1e-7)
 
 
-def test_the_same_bits_every_time(device):
+def test_the_same_bits_every_time(backend):
     first, second = (gradients(lambda *x: attend(*x, is_causal=True), *map(leaf, qkv(tq=70, tk=70))) for _ in range(2))
     assert all((a.numpy() == b.numpy()).all() for a, b in zip(first, second, strict=True))
 

@@ -115,7 +115,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [tg.float64, tg.float32, tg.float16, tg.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [tg.float64, tg.float32, tg.float16], ids=str)
 @pytest.mark.parametrize("left", VIEWS)
 def test_views(backend, left, dtype):
     """Products of views, misaligned ones included, are those of copies, and so are the gradients."""
@@ -157,12 +157,13 @@ def test_product_into_a_place(backend, dtype, k, filled):
     assert (out == k + 7 * filled).numpy().all()
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (33, 3), (2, 3, 4)])
-def test_column_sum(device, shape):
-    x = sample(shape)
-    assert_near(
-        tg.Tensor(column_sum(tg.Tensor(x).data)).numpy(), x.reshape(-1, shape[-1] or 1).sum(0)[: shape[-1]], rtol=1e-14
-    )
+@pytest.mark.parametrize("dtype", [tg.float64, *ROUNDING], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (8, 0), (33, 3), (2, 3, 4), (256, 5)])
+def test_column_sum(backend, shape, dtype):
+    x = tg.Tensor(sample(shape), dtype=dtype)
+    found, exact = tg.Tensor(column_sum(x.data)), x.numpy().astype("f8").reshape(math.prod(shape[:-1]), shape[-1])
+    assert found.dtype == (tg.float64 if dtype == tg.float64 else tg.float32)
+    assert_near(found.numpy(), exact.sum(0), rtol=1e-14 if dtype == tg.float64 else 1e-6)
 
 
 # What a kernel meets: sizes about its tiles (64 and 128, 8 to 32 deep) and vectors, and none.

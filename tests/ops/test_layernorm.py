@@ -2,6 +2,7 @@
 to normalise, layouts, what frozen inputs cost, errors."""
 
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,20 @@ from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
 import tinygrad_gpu.functional as F
-from tests.ops.helpers import LAYOUTS, ROUNDING, assert_near, check_dtype, gradients, layouts, leaf
+from tests.ops.helpers import (
+    LAYOUTS,
+    ROUNDING,
+    as_float64,
+    assert_near,
+    check_dtype,
+    check_kernel,
+    gradients,
+    layouts,
+    leaf,
+)
+from tinygrad_gpu import kernel
+from tinygrad_gpu.device import array_module
+from tinygrad_gpu.dtypes import accumulator
 from tinygrad_gpu.ops import layernorm
 from tinygrad_gpu.testing import strategies
 
@@ -61,7 +75,7 @@ def test_values_and_gradients(device, name, data):
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("name", OPS)
-def test_dtypes(device, name, dtype):
+def test_dtypes(backend, name, dtype):
     """xhat is up to 3 here, rstd about 1/2, and a column has 11 terms."""
     draw = rng(0).uniform
     shapes = [(11, 13)] * OPS[name][2] + [(13,)] * PARAMETERS[name]
@@ -81,7 +95,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows(device, name):
+def test_rows(backend, name):
     row, dtype, expected = ROWS[name]
     y, dx = gradients(F.layer_norm, leaf([row, row], dtype=dtype), cotangent=[range(len(row))] * 2)
     assert_near(y.numpy().astype(float), np.float64([expected] * 2), rtol=2 * ROUNDING[dtype], atol=1e-4)
@@ -89,7 +103,7 @@ def test_rows(device, name):
     assert abs(dx.numpy().astype(float).sum(axis=1)).max() < 1e-2 * max(abs(dx.numpy().astype(float)).max(), 1)
 
 
-def test_rms_norm_of_float16_squares_in_float32(device):
+def test_rms_norm_of_float16_squares_in_float32(backend):
     y = F.rms_norm(tg.Tensor([[300, 400], [6e-6, 6e-6]], dtype=tg.float16), eps=0.0)
     assert_near(y.numpy().astype(float), rms_norm(np.float64([[300, 400], [1, 1]]), eps=0), rtol=2**-10)
 
@@ -111,7 +125,7 @@ def test_more_rows_than_a_grid_has_in_y(device, monkeypatch, name, rows):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
-def test_layouts_and_a_broadcast_upstream_gradient(device, name, layout):
+def test_layouts_and_a_broadcast_upstream_gradient(backend, name, layout):
     """As with contiguous copies, the same bits: rows are summed in one order."""
     op, _, full = OPS[name]
     arrays = [rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate([(2, 3, 5)] * full + [(5,)])]
@@ -125,7 +139,7 @@ def test_layouts_and_a_broadcast_upstream_gradient(device, name, layout):
         assert_near(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_add_layer_norm_hands_on_both_gradients(device):
+def test_add_layer_norm_hands_on_both_gradients(backend):
     """Of both results, of an input given twice, and rounded once in float16."""
     x, r, w = (leaf(rng(i).standard_normal(s)) for i, s in enumerate([(3, 4), (3, 4), (4,)]))
 
@@ -142,9 +156,10 @@ def test_add_layer_norm_hands_on_both_gradients(device):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_the_same_bits_every_time(device, name):
+def test_the_same_bits_every_time(backend, name):
+    """In whatever order blocks run."""
     op, _, full = OPS[name]
-    arrays = [rng(0).standard_normal(s).astype(np.float32) for s in [(300, 257)] * full + [(257,)] * PARAMETERS[name]]
+    arrays = [rng(0).standard_normal(s).astype(np.float32) for s in [(300, 13)] * full + [(13,)] * PARAMETERS[name]]
     first, second = (gradients(op, *(leaf(a) for a in arrays)) for _ in range(2))
     assert all(a is b or (a.numpy() == b.numpy()).all() for a, b in zip(first, second, strict=True))
 
@@ -161,6 +176,106 @@ def test_a_frozen_input_costs_nothing(monkeypatch, needs):
         found = layernorm.bwd(dy, x, None, middle, rstd, (*needs[:width], False)[:3])
         assert [a is not None for a in found] == [*needs[:width], False][:3]
         assert len(sums) == sum(needs[1:width])
+
+
+# What the kernels are made for: a dtype, widths, how many elements come before the first, whether centred.
+KERNELS = {
+    "narrow rows": (tg.float32, (1, 3, 31), 0, True),
+    "vectors": (tg.float16, (0, 8, 248), 0, True),
+    "several vectors a thread": (tg.bfloat16, (752, 768), 0, True),
+    "several warps, no vectors": (tg.bfloat16, (769, 895), 0, True),
+    "several warps, RMS norm": (tg.float32, (516, 768), 0, False),
+    "addresses that take no vectors": (tg.bfloat16, (40, 64), 1, True),
+    "rows that registers do not hold": (tg.float16, (12289,), 0, True),
+}
+on_numpy = mock.patch.object(kernel, "_host", None)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_kernels(kernels, kind, data):
+    """With every optional array there or not, for any number of rows and all that may be needed."""
+    dtype, widths, skipped, centred = KERNELS[kind]
+    width = data.draw(st.sampled_from(widths))
+    heights = [0, 1, 3, 70] if width < 1000 else [1]  # the backward of 70 takes blocks that go on to a second row
+    height = data.draw(st.sampled_from(heights))
+    numbers = rng(height).standard_normal
+    x, residual, dy, ds, w, b = (numbers(skipped + n * width) for n in 4 * [height] + 2 * [1])
+    residual, ds, w, b = (data.draw(st.sampled_from([a, None])) for a in (residual, ds, w, b))
+    needs = data.draw(st.sampled_from([(1, 1, 1), (1, 1, 0), (0, 0, 1), *[(1, 0, 0)] * (width < 32)]))
+
+    def cut(a, *shape):
+        return None if a is None else a[skipped:].reshape(shape)
+
+    def forward(f):
+        def run(x, residual, w, b):
+            x, residual = (cut(a, height, width) for a in (x, residual))
+            return f(x, residual, cut(w, width), cut(b, width), 1e-5, centred)
+
+        return run
+
+    def backward(f):
+        def run(dy, x, w, ds):
+            dy, x, ds = (cut(a, height, width) for a in (dy, x, ds))
+            statistics = layernorm.fwd(x.astype(np.float64), None, None, 1e-5, centred)[1:]
+            mean, rstd = (None if a is None else a.astype(accumulator(x.dtype)) for a in statistics)
+            return f(dy, x, cut(w, width), mean, rstd, needs, ds)
+
+        return run
+
+    def fwd(x, residual, w, b, eps, centred):
+        s = x if residual is None else x + residual
+        y, *statistics = layernorm.fwd(s, w, b, eps, centred)
+        return y, None if residual is None else s, *statistics
+
+    with np.errstate(invalid="ignore"):  # the mean of no columns
+        check_kernel(forward(fwd), forward(layernorm.add_fwd_kernel), [x, residual, w, b], dtype, floor=4)
+        check_kernel(backward(on_numpy(layernorm.bwd)), backward(layernorm.bwd_kernel), [dy, x, w, ds], dtype, floor=16)
+
+
+def test_far_from_zero(kernels):
+    """There the sum that the mean comes from is rounded by more than the variance bears."""
+    x = rng(0).standard_normal((4, 31)) + 2**20
+    check_kernel(layernorm.fwd, layernorm.fwd_kernel, [x, None, None, 1e-5], tg.float32, floor=4)
+
+
+@pytest.mark.parametrize("parts", [0, 1, 16, 17, 150])
+def test_the_sum_of_the_shares(kernels, parts):
+    shares = rng(0).standard_normal((2, parts, 33)).astype(np.float32)
+    xp = array_module(tg.zeros(1).data)
+    sums = xp.full((2, 33), np.nan, np.float32)
+    kernel.launch(layernorm.sum_config(33, 2), sums, xp.asarray(shares), parts, 33)
+    assert_near(as_float64(sums), shares.sum(axis=1, dtype=np.float64), rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=200)
+@given(
+    height=st.integers(0, 10**6) | st.just(2**31),
+    width=st.integers(0, 2**15) | st.sampled_from([768, 4096, 12288]),
+    dtype=st.sampled_from(kernel.KERNEL_DTYPES),
+    warp=st.sampled_from([32, 64]),
+    vectors=st.booleans(),
+)
+def test_config(height, width, dtype, warp, vectors):
+    """All rows and columns have a thread, in blocks that GPUs run; those that add up are on the GPU all at once."""
+    limits = kernel.H200._replace(warp_size=warp)
+    vec = 16 // dtype.itemsize if vectors and width % 8 == 0 else 1
+    for what, sums in (
+        (layernorm.config(height, width, dtype, vec, limits, True), False),
+        *((layernorm.bwd_config(height, width, dtype, vec, limits, True, sums), sums) for sums in (False, True)),
+    ):
+        defines = dict(what.defines)
+        (threads, rows, _), items = what.block, defines["ITEMS"]
+        assert threads % warp == 0
+        assert threads * rows in (128, 256, 512, 1024)
+        assert items * vec * dtype.itemsize <= 48
+        assert items * threads * vec >= width or (items == 0 and threads == (512 if "SUMS" in defines else 1024))
+        if sums:
+            assert what.grid[0] <= limits.processors * defines["BLOCKS"]
+            assert defines["BLOCKS"] * threads * rows == 512
+        else:
+            assert what.grid == (-(-height // rows), 1, 1)
 
 
 X, INTS = tg.ones(2, 3, device="cpu"), tg.arange(3, device="cpu")

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
-from tests.ops.helpers import ROUNDING, assert_near, check_dtype, gradients, layouts, leaf
+from tests.ops.helpers import ROUNDING, as_float64, assert_near, check_dtype, check_kernel, gradients, layouts, leaf
+from tinygrad_gpu.device import array_module
+from tinygrad_gpu.kernel import H200, KERNEL_DTYPES
+from tinygrad_gpu.ops import softmax as softmax_op
 from tinygrad_gpu.testing import strategies
 
 inf, nan = math.inf, math.nan
@@ -43,7 +46,7 @@ def test_softmax(device, name, data):
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_dtypes(device, name, dtype, axis):
+def test_dtypes(backend, name, dtype, axis):
     """A gradient is a difference whose terms carry the rounding of the saved result."""
     x = np.random.default_rng(0).uniform(-3, 3, (9, 11))
     check_dtype(lambda x: OPS[name][0](x, axis), [x], dtype, floor=2)
@@ -65,7 +68,7 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("dtype", [tg.float32, tg.float64], ids=str)
-def test_rows(device, name, dtype):
+def test_rows(backend, name, dtype):
     """Neighbours, and their gradients, are as without the row. One of nothing but -inf gives NaN, as documented."""
     row, *expected = ROWS[name]
     other = list(np.linspace(0, 1, len(row)))
@@ -82,7 +85,7 @@ def test_rows(device, name, dtype):
             assert_near(a, np.asarray(b, dtype), rtol=1e-6)
 
 
-def test_float16_over_its_whole_range(device):
+def test_float16_over_its_whole_range(backend):
     x = tg.Tensor([65504, 65504, -65504], dtype=tg.float16)
     assert x.softmax().tolist() == [0.5, 0.5, 0]
     assert x.log_softmax().tolist() == [np.float16(-math.log(2))] * 2 + [-inf]
@@ -107,6 +110,122 @@ def test_no_rows_and_no_columns(device, name):
     for shape in ((0, 3), (3, 0)):
         y, dx = gradients(OPS[name][0], leaf(np.zeros(shape)))
         assert y.shape == dx.shape == shape
+
+
+# What the kernels are made for: the dtype of scores, that of results (a plain softmax has one), widths, how many
+# elements come before the first.
+KERNELS = {
+    "narrow rows": (tg.float32, tg.float32, (1, 3, 31), 0),
+    "vectors": (tg.float16, tg.float16, (0, 8, 248), 0),
+    "several warps, no vectors": (tg.bfloat16, tg.bfloat16, (769, 895), 0),
+    "several vectors a thread": (tg.float32, tg.bfloat16, (516, 768), 0),
+    "addresses that take no vectors": (tg.float32, tg.float16, (40, 64), 1),
+    "rows that registers do not hold": (tg.float16, tg.float16, (12289,), 0),
+}
+FORMS = {
+    "softmax": (softmax_op.fwd, softmax_op.fwd_kernel, softmax_op.bwd, softmax_op.bwd_kernel),
+    "log_softmax": (softmax_op.log_fwd, softmax_op.log_fwd_kernel, softmax_op.log_bwd, softmax_op.log_bwd_kernel),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("kind", [kind for kind, (scores, results, *_) in KERNELS.items() if scores == results])
+@settings(max_examples=4)
+@given(data=st.data())
+def test_kernels(kernels, kind, name, data):
+    dtype, _, widths, _ = KERNELS[kind]
+    width, axis = data.draw(st.sampled_from(widths)), data.draw(st.sampled_from([0, 1]))
+    height = data.draw(st.integers(0, 70 if width < 32 else 9 if width < 1000 else 1))
+    fwd, fwd_kernel, bwd, bwd_kernel = (lambda *arrays, f=f: f(*arrays, axis) for f in FORMS[name])
+    x, dy = np.random.default_rng(height).uniform(-4, 4, (2, height, width) if axis else (2, width, height))
+    with np.errstate(divide="ignore"):  # the logarithm of no sum
+        check_kernel(fwd, fwd_kernel, [x], dtype, floor=8)
+        check_kernel(bwd, bwd_kernel, [dy, fwd(x)], dtype, floor=16)
+
+
+# Queries, offset less the number of keys, window; all keys are seen where there is no offset.
+MASKS = {
+    "all keys": (3, None, None),
+    "causal": (5, -5, None),
+    "keys that no query sees": (4, -7, None),
+    "queries that see no key": (4, -(10**5), None),
+    "some queries that see no key": (6, -3, 2),
+    "a window": (4, -4, 3),
+    "a window wider than int": (4, -4, 2**40),
+}
+
+
+def attention(s, dp, scale, offset, window):
+    """What is seen, p, lse and ds by their formulas."""
+    i, j = np.ogrid[: s.shape[1], : s.shape[2]]
+    seen = j >= 0 * i
+    if offset is not None:
+        seen = (j <= i + offset) & (j > i + offset - (window or inf))
+    z = np.where(seen, s * scale, -inf)
+    total = np.exp(z).sum(-1)
+    lse = np.log(total, out=np.full_like(total, inf), where=total > 0)
+    p = np.exp(z - lse[..., None])
+    d = (p * dp).sum(-1)
+    return seen, p, lse, p * (dp - d[..., None]) * scale
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_attention_kernels(kernels, kind, mask):
+    """What is not seen is NaN; the first query of the second batch sees nothing but -inf."""
+    scores, results, (*_, keys), skipped = KERNELS[kind]
+    queries, offset, window = MASKS[mask]
+    queries, offset = queries if keys < 1000 else 1, None if offset is None else offset + keys
+    options, xp = (-0.5, offset, window), array_module(tg.zeros(1).data)
+
+    def new(dtype, values=nan):
+        a = xp.empty(skipped + 2 * queries * keys, dtype)[skipped:].reshape(2, queries, keys)
+        a[...] = xp.asarray(values, dtype)
+        return a
+
+    s, dp = np.random.default_rng(0).uniform(-4, 4, (2, 2, queries, keys)).astype(scores).astype(np.float64)
+    s[1, 0] = inf
+    seen, p, lse, ds = attention(s, dp, *options)
+    s, dp = (new(scores, np.where(seen, a, nan)) for a in (s, dp))
+
+    found = new(results)
+    log = softmax_op.causal_fwd(s, *options, out=found)[1]
+    assert_near(as_float64(log), lse, rtol=2**-20, name="lse")
+    again, slope = new(results), new(results)
+    softmax_op.causal_bwd(s, log, dp, *options, p=again, ds=slope)
+    for name, a, b in (("p", found, p), ("p in backward", again, p), ("ds", slope, ds)):
+        assert_near(as_float64(a), b, rtol=ROUNDING[results] + 2**-19, atol=2**-22, name=name)
+
+    alone = new(results), new(results)
+    softmax_op.causal_bwd(s, log, None, *options, p=alone[0])
+    softmax_op.causal_bwd(s, log, dp, *options, ds=alone[1])
+    assert (alone[0] == again).all()
+    assert (alone[1] == slope).all()
+    if scores == results:
+        other = s.copy()
+        softmax_op.causal_fwd(other, *options, out=other)
+        assert (other == found).all()
+        softmax_op.causal_bwd(s, log, dp, *options, p=s, ds=dp)
+        assert (s == again).all()
+        assert (dp == slope).all()
+
+
+@settings(max_examples=100)
+@given(
+    shape=st.tuples(st.integers(0, 10**6), st.integers(0, 2**15)),
+    dtypes=st.tuples(*2 * [st.sampled_from(KERNEL_DTYPES)]),
+    warp=st.sampled_from([32, 64]),
+)
+def test_config(shape, dtypes, warp):
+    """All rows and columns have a thread, in blocks that GPUs run, and rows ride on the grid's x."""
+    vec = 16 // max(t.itemsize for t in dtypes) if shape[1] % 8 == 0 else 1
+    for name, most in (("softmax_fwd", 1024), ("softmax_bwd", 512)):
+        what = softmax_op.config(name, shape, *dtypes, vec, H200._replace(warp_size=warp))
+        (threads, rows, _), items = what.block, dict(what.defines)["ITEMS"]
+        assert threads % warp == 0
+        assert threads * rows in (128, 256, 512, 1024)
+        assert what.grid == (-(-shape[0] // rows), 1, 1)
+        assert items * threads * vec >= shape[1] or (items == 0 and threads == most)
 
 
 ERRORS = {

@@ -17,13 +17,14 @@ the keys two to three times as fast that way (35 against 90 us for 4 heads of 12
 import math
 from typing import Any, NamedTuple
 
-from .. import random
+from .. import kernel, random
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import accumulator
-from . import dropout
-from .common import check, check_float, narrow, widen
+from . import dropout, softmax
+from .common import check, check_float, narrow, pick, widen
 from .elementwise import masked
+from .gemm import product, rows
 from .reduce import top
 
 # Bytes of scores made at once: they stay in a CPU core's second-level cache; a GPU wants large batches.
@@ -85,12 +86,16 @@ class _Problem:
         key_heads, self.tk = k.shape[1:3]
         self.group = self.heads // max(key_heads, 1)
         self.scale = 1 / math.sqrt(max(width, 1)) if scale is None else scale
-        sizes = batch, key_heads, self.group, self.tq, self.tk, self.dtype.itemsize
-        self.blocks, self.spans = config(*sizes, causal, window, self.xp.__name__)
-        if causal:
-            self.spans = [masked_by(self.xp, s, self.tk - self.tq, window, self.dtype) for s in self.spans]
         self.dropout_p, self.drawn = dropout_p, drawn
         self.boost = dropout.scale(dropout_p)
+        self.offset, self.window = (self.tk - self.tq if causal else None), window
+        sizes = batch, key_heads, self.group, self.tq, self.tk, self.dtype.itemsize
+        if kernel.runs(q):  # these know the mask: all queries of a block at once
+            self.blocks, self.spans = config(*sizes, False, None, "cupy")
+            return
+        self.blocks, self.spans = config(*sizes, causal, window, self.xp.__name__)
+        if causal:
+            self.spans = [masked_by(self.xp, s, self.offset, window, self.dtype) for s in self.spans]
 
     def part(self, a, block, span):
         """The view of an array (B, H, Tq, ...) on a block's heads and a span's queries."""
@@ -190,6 +195,78 @@ def bwd(do, q, k, v, o, lse, problem, needs):
     return dq, dk, dv
 
 
+# ---- launch: products and the softmax kernels, over whole rows of scores
+
+
+def _heads(a, block, problem):
+    """Of an array (B, H, Tq, ...) a block's heads, as (b, Hkv, G, Tq, ...): a view."""
+    b, h = block
+    a = a[b, h.start * problem.group : h.stop * problem.group]
+    return a.reshape(a.shape[0], h.stop - h.start, problem.group, *a.shape[2:])
+
+
+def _drop(weights, block, problem):
+    """Dropout of a block's weights, or of their gradients, in place; the boost of those that stay included."""
+    if problem.dropout_p:
+        (b, h), tq = block, problem.tq
+        first = (b.start * problem.heads + h.start * problem.group) * tq
+        matrix = rows(weights)
+        dropout.rows_kernel(matrix, problem.dropout_p, problem.drawn, first, out=matrix)
+
+
+def fwd_kernel(q, k, v, problem):
+    """As fwd, but backward will not need O; the weights are rounded to q's dtype before the product with V."""
+    xp, o = problem.xp, problem.xp.empty_like(q)
+    lse = xp.empty(q.shape[:3], problem.dtype)
+    for block in problem.blocks:
+        keys, values = k[block][:, :, None], v[block][:, :, None]
+        s = product(_heads(q, block, problem), keys.swapaxes(-1, -2))
+        p = s if s.dtype == q.dtype else xp.empty(s.shape, q.dtype)
+        _, log = softmax.causal_fwd(s, problem.scale, problem.offset, problem.window, out=p)
+        _heads(lse, block, problem)[...] = log
+        _drop(p, block, problem)
+        product(p, values, out=_heads(o, block, problem))
+    return o, None, lse
+
+
+def bwd_kernel(do, q, k, v, o, lse, problem, needs):
+    """As bwd, with the sum of P dP over a row for D. P and dS are rounded to q's dtype before they are multiplied."""
+    xp, scale, mask = problem.xp, problem.scale, (problem.offset, problem.window)
+    dq, dk, dv = (xp.empty_like(a) if need else None for a, need in zip((q, k, v), needs, strict=True))
+    for block in problem.blocks:
+        queries, g = _heads(q, block, problem), _heads(do, block, problem)
+        keys, values = k[block][:, :, None], v[block][:, :, None]
+        s = product(queries, keys.swapaxes(-1, -2))
+        dp = ds = None
+        p = s if s.dtype == q.dtype else xp.empty(s.shape, q.dtype)
+        if dq is not None or dk is not None:
+            dp = product(g, values.swapaxes(-1, -2))
+            _drop(dp, block, problem)
+            ds = dp if dp.dtype == q.dtype else xp.empty(dp.shape, q.dtype)
+        softmax.causal_bwd(s, xp.ascontiguousarray(_heads(lse, block, problem)), dp, scale, *mask, p=p, ds=ds)
+        if dv is not None:
+            _drop(p, block, problem)
+            _sum_of_group(p, g, dv[block])
+        if dk is not None:
+            _sum_of_group(ds, queries, dk[block])
+        if dq is not None:
+            product(ds, keys, out=_heads(dq, block, problem))
+    return dq, dk, dv
+
+
+def _sum_of_group(weights, a, out):
+    """out (b, Hkv, Tk, D) = the sum over the G heads of a group of weights^T a, in the dtype of the arithmetic."""
+    group = weights.shape[2]
+    total = out if group == 1 else array_module(out).empty(out.shape, accumulator(out.dtype))
+    for i in range(group):
+        product(weights[:, :, i].swapaxes(-1, -2), a[:, :, i], out=total, beta=float(i > 0))
+    if total is not out:
+        out[...] = total
+
+
+# ---- rule
+
+
 class Attention(Function):
     def forward(ctx, q, k, v, is_causal, scale, window, dropout_p):
         name = "scaled_dot_product_attention"
@@ -203,9 +280,9 @@ class Attention(Function):
         check(divides, f"{name}: the heads of q must be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}")
         drawn = random.default_generator.next_draw() if dropout_p else None
         ctx.problem = _Problem(q, k, is_causal, scale, window, dropout_p, drawn)
-        y, o, lse = fwd(q, k, v, ctx.problem)
+        y, o, lse = pick(q, fwd, fwd_kernel)(q, k, v, ctx.problem)
         ctx.save_for_backward(q, k, v, o, lse)
         return y
 
     def backward(ctx, do):
-        return bwd(do, *ctx.saved_arrays, ctx.problem, ctx.needs_input_grad)
+        return pick(do, bwd, bwd_kernel)(do, *ctx.saved_arrays, ctx.problem, ctx.needs_input_grad)

@@ -11,10 +11,13 @@ float32, in float64 for float64. The variance is taken in a second pass: mean(x^
 is large. There the first pass rounds the mean by more than a small deviation, too: the second takes its error off.
 """
 
+import functools
+
+from .. import kernel
 from ..autograd import Function
 from ..device import array_module
-from ..dtypes import accumulator, float64
-from .common import blocks, check, check_float, narrow, widen
+from ..dtypes import accumulator, float32, float64
+from .common import blocks, check, check_float, contiguous, narrow, pick, vector, widen
 from .gemm import column_sum, rows
 
 # What a CPU takes at once: elements, so that what is made of them stays in a core's cache, and rows, since BLAS sums
@@ -62,6 +65,13 @@ def fwd(x, w, b, eps, centred=True):
     return y, mean if centred else None, rstd
 
 
+def add_fwd(x, residual, w, b, eps):
+    """y, s, mean, rstd."""
+    s = x + residual
+    y, *statistics = fwd(s, w, b, eps)
+    return y, s, *statistics
+
+
 def bwd(dy, x, w, mean, rstd, needs, ds=None):
     """dx, plus ds if there is one, dw and db, each None unless needed; the last two in the dtype of the arithmetic."""
     xp, w = array_module(x), None if w is None else widen(w)
@@ -92,6 +102,92 @@ def bwd(dy, x, w, mean, rstd, needs, ds=None):
     return dx, *(None if a is None else narrow(a, rstd.dtype) for a in (dw, db))
 
 
+# ---- launch
+
+
+def by_rows(width, itemsize, vec, warp_size, most):
+    """How blocks go over rows of `width` columns, as the defines THREADS (of a row, `most` at most), ROWS (of a block)
+    and ITEMS: the vectors of a row that a thread keeps in registers, 0 where a row is longer than all threads can keep.
+
+    A thread keeps up to 48 bytes, three loads on their way at once; blocks have 128 threads for narrow rows."""
+    fit = min(48 // (itemsize * vec), 12)
+    vectors, threads = max(-(-width // vec), 1), warp_size
+    while threads < most and threads * fit < vectors:
+        threads *= 2
+    items = -(-vectors // threads)
+    return {"THREADS": threads, "ROWS": max(128 // threads, 1), "ITEMS": items if items <= fit else 0}
+
+
+def _config(name, grid, shape, **defines):
+    block = shape["THREADS"], shape["ROWS"]
+    return kernel.Launch("layernorm.cu", name, (grid,), block, **shape, **defines)
+
+
+@functools.cache
+def config(height, width, dtype, vec, limits, centred):
+    shape = by_rows(width, dtype.itemsize, vec, limits.warp_size, 1024)
+    grid = -(-height // shape["ROWS"])
+    return _config("layernorm_fwd", grid, shape, T=dtype, VEC=vec, CENTRED=int(centred))
+
+
+@functools.cache
+def bwd_config(height, width, dtype, vec, limits, centred, sums):
+    """With `sums` the grid is what runs at once: 512 threads a multiprocessor, so that each has the 128 registers which
+    its part of the sums asks for."""
+    shape = by_rows(width, dtype.itemsize, vec, limits.warp_size, 512)
+    grid = -(-height // shape["ROWS"])
+    resident = 512 // (shape["THREADS"] * shape["ROWS"]) if sums else 1
+    if sums:
+        grid = min(grid, resident * limits.processors)
+    defines = {"T": dtype, "VEC": vec, "CENTRED": int(centred), "SUMS": int(sums), "BLOCKS": resident}
+    return _config("layernorm_bwd", grid, shape, **defines)
+
+
+@functools.cache
+def sum_config(width, n):
+    return kernel.Launch("layernorm.cu", "layernorm_bwd_sum", (-(-width // 32), n), (32, 16))
+
+
+def fwd_kernel(x, w, b, eps, centred=True):
+    y, _, *statistics = add_fwd_kernel(x, None, w, b, eps, centred)
+    return y, *statistics
+
+
+def add_fwd_kernel(x, residual, w, b, eps, centred=True):
+    """s is None with no residual."""
+    xp, (x, residual, w, b) = array_module(x), contiguous(x, residual, w, b)
+    y, s = xp.empty(x.shape, x.dtype), None if residual is None else xp.empty(x.shape, x.dtype)
+    height, width = rows(x).shape
+    mean, rstd = xp.empty((height, 1), float32) if centred else None, xp.empty((height, 1), float32)
+    vec = vector(width, y, x, residual, w, b)
+    what = config(height, width, x.dtype, vec, kernel.limits(x), centred)
+    kernel.launch(what, y, s, mean, rstd, x, residual, w, b, height, width, eps)
+    return y, s, mean, rstd
+
+
+def bwd_kernel(dy, x, w, mean, rstd, needs, ds=None):
+    xp, (dy, x, w, ds) = array_module(x), contiguous(dy, x, w, ds)
+    height, width = rows(x).shape
+    dx, n = xp.empty(x.shape, x.dtype) if needs[0] else None, sum(needs[1:])
+    vec = vector(width, dx, dy, ds, x, w)
+    what = bwd_config(height, width, x.dtype, vec, kernel.limits(x), mean is not None, n > 0)
+    shares = xp.empty((n, what.grid[0], width), float32)
+    dw, db = _spread(shares, needs)
+    kernel.launch(what, dx, dw, db, dy, ds, x, w, mean, rstd, height, width)
+    sums = xp.empty((n, width), float32)
+    kernel.launch(sum_config(width, n), sums, shares, what.grid[0], width)
+    return dx, *_spread(sums, needs)
+
+
+def _spread(arrays, needs):
+    """The arrays for dw and db, of those that are needed."""
+    arrays = iter(arrays)
+    return [next(arrays) if need else None for need in needs[1:]]
+
+
+# ---- rule
+
+
 def _check(name, x, w, b=None):
     check_float(name, x=x, weight=w, bias=b)
     check(x.ndim > 0, f"{name}: x must have at least one axis, got shape ()")
@@ -104,12 +200,12 @@ def _check(name, x, w, b=None):
 class LayerNorm(Function):
     def forward(ctx, x, w, b, eps):
         _check("layer_norm", x, w, b)
-        y, mean, rstd = fwd(x, w, b, eps)
+        y, mean, rstd = pick(x, fwd, fwd_kernel)(x, w, b, eps)
         ctx.save_for_backward(x, w, mean, rstd)
         return y
 
     def backward(ctx, dy):
-        return bwd(dy, *ctx.saved_arrays, ctx.needs_input_grad)
+        return pick(dy, bwd, bwd_kernel)(dy, *ctx.saved_arrays, ctx.needs_input_grad)
 
 
 class AddLayerNorm(Function):
@@ -120,8 +216,7 @@ class AddLayerNorm(Function):
         check_float(name, x=x, residual=residual)
         check(residual.shape == x.shape, f"{name}: residual must have shape {x.shape} like x, got {residual.shape}")
         _check(name, x, w, b)
-        s = x + residual
-        y, mean, rstd = fwd(s, w, b, eps)
+        y, s, mean, rstd = pick(x, add_fwd, add_fwd_kernel)(x, residual, w, b, eps)
         ctx.save_for_backward(s, w, mean, rstd)
         return y, s
 
@@ -129,17 +224,17 @@ class AddLayerNorm(Function):
         if dy is None:
             return ds, ds, None, None
         x, residual, *others = ctx.needs_input_grad
-        dx, dw, db = bwd(dy, *ctx.saved_arrays, (x or residual, *others), ds)
+        dx, dw, db = pick(dy, bwd, bwd_kernel)(dy, *ctx.saved_arrays, (x or residual, *others), ds)
         return dx, dx, dw, db
 
 
 class RMSNorm(Function):
     def forward(ctx, x, w, eps):
         _check("rms_norm", x, w)
-        y, _, rstd = fwd(x, w, None, eps, centred=False)
+        y, _, rstd = pick(x, fwd, fwd_kernel)(x, w, None, eps, centred=False)
         ctx.save_for_backward(x, w, rstd)
         return y
 
     def backward(ctx, dy):
         x, w, rstd = ctx.saved_arrays
-        return bwd(dy, x, w, None, rstd, (*ctx.needs_input_grad, False))[:2]
+        return pick(dy, bwd, bwd_kernel)(dy, x, w, None, rstd, (*ctx.needs_input_grad, False))[:2]
