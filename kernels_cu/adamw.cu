@@ -1,21 +1,25 @@
-// square_sum: the sum of squares of an array, a number a block;  square_sum_total: these numbers, of all arrays, added
-// adamw_begin: what a step needs to know, from the norm and the options;  adamw: the step
-// Shapes    g, w, m, v (n,) fp32, g of square_sum (n,) T, copy (n,) T or null; partial (p,), total (1,) fp64;
+// adamw_square_sum: the sum of squares of an array, a number a block
+// adamw_square_sum_total: these numbers, of all arrays, added
+// adamw_begin: what a step needs to know, from the norm and the options
+// adamw: the step
+// Shapes    g, w, m, v (n,) fp32, g of adamw_square_sum (n,) T, copy (n,) T or null; partial (p,), total (1,) fp64;
 //           steps (k,), the counts of the k parameters in w, all equal; options (7,) fp64, plan (10,) fp32: see below
-// Launch    square_sum: grid ceil(n / TILE) but no more than a limit; square_sum_total: grid 1; both blocks of THREADS
-//           adamw_begin: grid 1, block 64. adamw: a thread for VEC elements, grid ceil(n / (VEC * blockDim)), block 256
-// Memory    square_sum reads g; adamw reads w, m, v and g, writes w, m, v and copy: 28 bytes an element, 30 with a copy
+// Launch    adamw_square_sum: grid ceil(n / TILE) but no more than a limit; adamw_square_sum_total: grid 1; both blocks
+//           of THREADS. adamw_begin: grid 1, block 64. adamw: a thread for VEC elements, grid
+//           ceil(n / (VEC * blockDim)), block 256
+// Memory    adamw_square_sum reads g; adamw reads w, m, v and g, writes w, m, v and copy: 28 bytes an element, 30 with a
+//           copy
 // Numerics  squares and their sum in fp64, in an order that the sizes fix; norm, clipping, 1 - b^t in fp64; else fp32.
 //           A norm that is not finite changes none of w, m, v, copy and steps
 // Requires  VEC > 1: pointers that are multiples of VEC elements
 // Source    arXiv:1711.05101, algorithm 2; the formulas of tinygrad_gpu/ops/adamw.py
 #include "common.cuh"
 
-// Elements that a thread of square_sum has on their way from memory at once, and those of its block.
+// Elements that a thread of adamw_square_sum has on their way from memory at once, and those of its block.
 #define EACH 16
 #define TILE (EACH * THREADS)
 
-extern "C" __global__ void __launch_bounds__(THREADS) square_sum(double *partial, const T *g, long long n) {
+extern "C" __global__ void __launch_bounds__(THREADS) adamw_square_sum(double *partial, const T *g, long long n) {
     __shared__ double scratch[warps_of(THREADS)];
     double sum = 0.0;
     for (long long start = (long long)blockIdx.x * TILE; start < n; start += (long long)gridDim.x * TILE) {
@@ -33,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) square_sum(double *partial
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) square_sum_total(double *total, const double *partial, int p) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adamw_square_sum_total(double *total, const double *partial, int p) {
     __shared__ double scratch[warps_of(THREADS)];
     double sum = 0.0;
     for (int i = threadIdx.x; i < p; i += THREADS) sum += partial[i];

@@ -139,9 +139,9 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over the `threads` threads of a row of the block, in each of them: threadIdx.x runs along the row, threadIdx.y
-// is its number. `threads` is a multiple of the warp. scratch: one element a warp of the block; it may be used again only
-// after a barrier, and another scratch must be given to the next call without one between.
+// The sum over the `threads` threads of a row of the block, in each of them: threadIdx.x runs along the row,
+// threadIdx.y is its number. `threads` is a multiple of the warp. scratch: one element a warp of the block; it may be
+// used again only after a barrier, and another scratch must be given to the next call without one between.
 template <int threads, typename U>
 __device__ __forceinline__ U row_sum(U x, U *scratch) {
     x = warp_sum(x);
@@ -195,8 +195,8 @@ __device__ constexpr int warps_of(int threads) { return threads / WARP_SIZE; }
 
 // ---- rows
 
-// f(i, c) for this thread's vectors of `vec` columns, of a row of C columns that `threads` threads share: the i-th begins
-// at column c. At most `items` of them; with items = 0 the row may have any length, and i is always 0.
+// f(i, c) for this thread's vectors of `vec` columns, of a row of C columns that `threads` threads share: the i-th
+// begins at column c. At most `items` of them; with items = 0 the row may have any length, and i is always 0.
 template <int threads, int vec, int items, typename F>
 __device__ __forceinline__ void for_vectors(int C, F f) {
     if (items) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void for_vectors(int C, F f) {
     }
 }
 
-// This thread's vectors of a row, read once and kept in registers; with items = 0 they are read whenever they are wanted.
+// This thread's vectors of a row, read once and kept in registers; with items = 0 they are read when they are wanted.
 template <typename U, int threads, int vec, int items>
 struct Row {
     const U *row;

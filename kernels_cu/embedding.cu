@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_to(float *there, const float (&x)[VEC]) {
 
 // A thread walks down the sorted rows of a part and adds the sum of each id's to dweight. The exception are rows at the
 // beginning that go on with the id of the part before: their sum becomes `partial`, their id `first`, else -1.
-extern "C" __global__ void __launch_bounds__(COLUMNS * 4)
+extern "C" __global__ void __launch_bounds__(COLUMNS * 4, 4)
     embedding_bwd_acc(UPDATED float *dweight, UPDATED float *partial, ID *first, const T *dy, const ID *ids,
                       const long long *order, long long R, int C, long long V) {
     long long part = (long long)blockIdx.x * blockDim.y + threadIdx.y;

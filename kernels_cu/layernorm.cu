@@ -8,8 +8,8 @@
 // Launch    forward: grid ceil(R / ROWS). Backward: the same where SUMS is 0; else grid P, no more than run at once,
 //           BLOCKS a multiprocessor, and each takes every P-th group of ROWS rows. Both: block (THREADS, ROWS), THREADS
 //           for a row. Sum: grid (ceil(C / 32), n), block (32, 16)
-// Memory    forward reads x, writes y; backward reads dy and x, writes dx; a residual, s and ds once more each. About 10
-//           operations an element forward, 20 backward. The shares: 4 n P C bytes written and read
+// Memory    forward reads x, writes y; backward reads dy and x, writes dx; residual, s and ds once each. 10 operations
+//           an element forward, 20 backward. The shares: 4 n P C bytes written and read
 // Numerics  fp32; s is rounded to T before it is used. The second pass over a row corrects the mean. No atomics: the
 //           shares are added in one order
 // Requires  a thread has ITEMS vectors of VEC elements of a row in registers, ITEMS * THREADS * VEC >= C; with ITEMS 0

@@ -1,12 +1,11 @@
 // softmax_fwd: y = exp(z - max(z)) / sum(exp(z - max(z))) of a row z = scale * x, or with LOG its logarithm
 // softmax_bwd: dx = y * (dy - sum(dy * y)), or with LOG dx = dy - exp(y) * sum(dy)
-// softmax_bwd_lse: p = exp(z - lse) again from z = scale * s, and ds = p * (dp - sum(p * dp)) * scale, for
-// attention
+// softmax_bwd_lse: p = exp(z - lse) again from z = scale * s, and ds = p * (dp - sum(p * dp)) * scale
 // Shapes    y, dx, dy, p, ds (R, C) T; x, s, dp (R, C) S, for softmax_bwd T; lse (R,) fp32. lse is null for a plain
 //           softmax; of p and ds one may be null
 // Launch    grid ceil(R / ROWS), block (THREADS, ROWS), THREADS for a row
 // Memory    each array once; of x, s and dp only what is seen. 15 operations an element forward, 5 and 20 backward
-// Numerics  fp32. A row of nothing but -inf gives NaN; where lse is wanted, zeros and lse = inf, as one that sees nothing
+// Numerics  fp32. A row of nothing but -inf gives NaN; where lse is wanted zeros and inf, as one that sees no key
 // Requires  a thread has ITEMS vectors of VEC elements of a row in registers, ITEMS * THREADS * VEC >= C; with ITEMS 0
 //           any C, and the row is read twice. VEC > 1: C and pointers that are multiples of it. y may be x, p may be s
 //           and ds may be dp if S is T. Row r is query i = r % queries and sees the keys (columns) j with

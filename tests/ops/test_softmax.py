@@ -120,7 +120,7 @@ KERNELS = {
     "several warps, no vectors": (tg.bfloat16, tg.bfloat16, (769, 895), 0),
     "several vectors a thread": (tg.float32, tg.bfloat16, (516, 768), 0),
     "addresses that take no vectors": (tg.float32, tg.float16, (40, 64), 1),
-    "rows that registers do not hold": (tg.float16, tg.float16, (12289,), 0),
+    "rows that registers do not hold": (tg.float16, tg.float16, (8193,), 0),
 }
 FORMS = {
     "softmax": (softmax_op.fwd, softmax_op.fwd_kernel, softmax_op.bwd, softmax_op.bwd_kernel),

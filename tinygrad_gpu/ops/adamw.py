@@ -96,10 +96,10 @@ def square_sum_kernel(arrays, most=_BLOCKS):
     counts = [min(-(-g.size // _TILE), most) for g in arrays]
     partial, total, start = xp.empty(sum(counts), "float64"), xp.empty(1, "float64"), 0
     for g, count in zip(contiguous(*arrays), counts, strict=True):
-        what = config("square_sum", count, _THREADS, vector(0, g), g.dtype)
+        what = config("adamw_square_sum", count, _THREADS, vector(0, g), g.dtype)
         kernel.launch(what, partial[start : start + count], g, g.size)
         start += count
-    kernel.launch(config("square_sum_total", 1, _THREADS), total, partial, partial.size)
+    kernel.launch(config("adamw_square_sum_total", 1, _THREADS), total, partial, partial.size)
     return total
 
 

@@ -112,3 +112,17 @@ def flat(source, name, n, vec, **defines):
     """The Launch of an element-wise kernel over n elements: a thread for `vec` of them, the last for what is left."""
     threads = 256
     return kernel.Launch(source, name, (-(-n // (vec * threads)),), (threads,), VEC=vec, **defines)
+
+
+def by_rows(width, itemsize, vec, warp_size, most):
+    """How blocks go over rows of `width` columns, as the defines THREADS (of a row, `most` at most), ROWS (of a block)
+    and ITEMS: the vectors of a row that a thread keeps in registers, 0 where a row is longer than all threads can keep.
+
+    A thread keeps up to three vectors of 16 bytes, or eight single elements, on their way at once; blocks have 128
+    threads for narrow rows."""
+    fit = min(48 // (itemsize * vec), 8)
+    vectors, threads = max(-(-width // vec), 1), warp_size
+    while threads < most and threads * fit < vectors:
+        threads *= 2
+    items = -(-vectors // threads)
+    return {"THREADS": threads, "ROWS": max(128 // threads, 1), "ITEMS": items if items <= fit else 0}

@@ -17,7 +17,7 @@ from .. import kernel
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import accumulator, float32, float64
-from .common import blocks, check, check_float, contiguous, narrow, pick, vector, widen
+from .common import blocks, by_rows, check, check_float, contiguous, narrow, pick, vector, widen
 from .gemm import column_sum, rows
 
 # What a CPU takes at once: elements, so that what is made of them stays in a core's cache, and rows, since BLAS sums
@@ -105,19 +105,6 @@ def bwd(dy, x, w, mean, rstd, needs, ds=None):
 # ---- launch
 
 
-def by_rows(width, itemsize, vec, warp_size, most):
-    """How blocks go over rows of `width` columns, as the defines THREADS (of a row, `most` at most), ROWS (of a block)
-    and ITEMS: the vectors of a row that a thread keeps in registers, 0 where a row is longer than all threads can keep.
-
-    A thread keeps up to 48 bytes, three loads on their way at once; blocks have 128 threads for narrow rows."""
-    fit = min(48 // (itemsize * vec), 12)
-    vectors, threads = max(-(-width // vec), 1), warp_size
-    while threads < most and threads * fit < vectors:
-        threads *= 2
-    items = -(-vectors // threads)
-    return {"THREADS": threads, "ROWS": max(128 // threads, 1), "ITEMS": items if items <= fit else 0}
-
-
 def _config(name, grid, shape, **defines):
     block = shape["THREADS"], shape["ROWS"]
     return kernel.Launch("layernorm.cu", name, (grid,), block, **shape, **defines)
@@ -133,8 +120,9 @@ def config(height, width, dtype, vec, limits, centred):
 @functools.cache
 def bwd_config(height, width, dtype, vec, limits, centred, sums):
     """With `sums` the grid is what runs at once: 512 threads a multiprocessor, so that each has the 128 registers which
-    its part of the sums asks for."""
-    shape = by_rows(width, dtype.itemsize, vec, limits.warp_size, 512)
+    its part of the sums asks for. AMD's compiler asks for more, which RDNA has in blocks of 256."""
+    most = 256 if limits.target.startswith("gfx1") else 512
+    shape = by_rows(width, dtype.itemsize, vec, limits.warp_size, most)
     grid = -(-height // shape["ROWS"])
     resident = 512 // (shape["THREADS"] * shape["ROWS"]) if sums else 1
     if sums:

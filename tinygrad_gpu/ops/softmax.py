@@ -16,8 +16,7 @@ from .. import kernel
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import float32
-from .common import check_axis, check_float, contiguous, narrow, pick, vector, widen
-from .layernorm import by_rows
+from .common import by_rows, check_axis, check_float, contiguous, narrow, pick, vector, widen
 from .reduce import top, total
 
 
