@@ -65,6 +65,11 @@ def adamw(new):
     optimizer.step()
 
 
+def copy(new):
+    yield new(4, 3, 8).transpose(0, 1).contiguous()
+    yield new(4, 8).T.contiguous()
+
+
 def dropout(new):
     yield F.dropout(new(4, 8), 0.5)
 
@@ -121,7 +126,7 @@ def softmax(new):
 
 _INDICES = (tg.int64, tg.int32)
 _WIDTHS = (5, 768, 12288, 50000)  # from a warp a row to rows that no block can keep
-CALLS = (adamw, dropout, elementwise, embedding, gelu, gemm, layernorm, linear_cross_entropy, softmax)
+CALLS = (adamw, copy, dropout, elementwise, embedding, gelu, gemm, layernorm, linear_cross_entropy, softmax)
 
 
 # ---- what they launch

@@ -1,10 +1,13 @@
 """Matrix products by the vendor's library through CuPy: cuBLAS, and on ROCm what CuPy makes of hipBLAS."""
 
+import functools
+
 import numpy as np
 
 from . import device
 from .config import config
 from .dtypes import accumulator, float32
+from .ops.copy import copied, merged
 
 # cudaDataType and cublasComputeType_t, from CUDA's library_types.h and cublas_api.h.
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
@@ -23,10 +26,13 @@ def product(c, a, b, alpha, beta):
     if c.strides[-1] != c.itemsize and c.strides[-2] == c.itemsize:
         a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
     # The library counts by columns, so that a row-major c is the transpose of what it makes: c^T = b^T a^T.
-    target, by_columns, ld, step = _layout(c)
-    if target is not c or by_columns:
-        target = xp.ascontiguousarray(c)
-        _, _, ld, step = _layout(target)
+    _, by_columns, ld, step = layout = _layout(c)
+    target = c
+    if layout[0] is not c or by_columns:
+        target = xp.empty(c.shape, c.dtype)
+        if beta:
+            copied(c, target)
+        ld, step = c.shape[-1], c.shape[-1] * c.shape[-2]
     left, turn_left, *left_steps = _layout(b)
     right, turn_right, *right_steps = _layout(a)
     batch = c.size // (c.shape[-1] * c.shape[-2])
@@ -42,24 +48,30 @@ def product(c, a, b, alpha, beta):
         batch, compute, _DEFAULT_ALGORITHM,
     )  # fmt: skip
     if target is not c:
-        c[...] = target
+        copied(target, c)
 
 
 def _layout(x):
     """(x, or a copy where the library cannot take its strides; whether it is column-major; its leading dimension; the
     stride of a batch), in elements. It takes a stride of 1 along one axis of a matrix, and one stride for a batch."""
-    size = x.itemsize
-    (rows, columns), (down, along) = x.shape[-2:], (s // size for s in x.strides[-2:])
-    batch = [(n, s // size) for n, s in zip(x.shape[:-2], x.strides[:-2], strict=True) if n > 1]
-    if len(batch) <= 1:
-        step = batch[0][1] if batch else 0
-        if along == 1 or columns == 1:
-            ld = down if rows > 1 else columns
-            if columns <= ld < 2**31 and step >= 0:
-                return x, False, ld, step
-        if down == 1 or rows == 1:
-            ld = along if columns > 1 else rows
-            if rows <= ld < 2**31 and step >= 0:
-                return x, True, ld, step
-    x = x.copy()  # in the order "C"
-    return x, False, columns, rows * columns
+    found = _layout_of(x.shape, x.strides, x.itemsize)
+    return (x, *found) if found else (copied(x), False, x.shape[-1], x.shape[-1] * x.shape[-2])
+
+
+@functools.cache
+def _layout_of(shape, strides, size):
+    """(column-major, leading dimension, stride of a batch), or None where the library cannot take such strides."""
+    (rows, columns), (down, along) = shape[-2:], (s // size for s in strides[-2:])
+    batch, steps = merged(shape[:-2], strides[:-2])
+    step = steps[0] // size if batch else 0
+    if len(batch) > 1 or step < 0:
+        return None
+    if along == 1 or columns == 1:
+        ld = down if rows > 1 else columns
+        if columns <= ld < 2**31:
+            return False, ld, step
+    if down == 1 or rows == 1:
+        ld = along if columns > 1 else rows
+        if rows <= ld < 2**31:
+            return True, ld, step
+    return None

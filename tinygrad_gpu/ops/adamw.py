@@ -18,7 +18,8 @@ import math
 from .. import kernel
 from ..device import array_module
 from ..dtypes import float32
-from .common import blocks, contiguous, vector
+from .common import blocks, vector
+from .copy import contiguous
 
 
 def begin(steps, options, total):

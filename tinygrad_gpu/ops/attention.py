@@ -23,6 +23,7 @@ from ..device import array_module
 from ..dtypes import accumulator
 from . import dropout, softmax
 from .common import check, check_float, narrow, pick, widen
+from .copy import contiguous
 from .elementwise import masked
 from .gemm import product, rows
 from .reduce import top
@@ -216,7 +217,8 @@ def _drop(weights, block, problem):
 
 def fwd_kernel(q, k, v, problem):
     """As fwd, but backward will not need O; the weights are rounded to q's dtype before the product with V."""
-    xp, o = problem.xp, problem.xp.empty_like(q)
+    xp, (q, k, v) = problem.xp, contiguous(q, k, v)  # heads one after another, as libraries want them
+    o = xp.empty(q.shape, q.dtype)
     lse = xp.empty(q.shape[:3], problem.dtype)
     for block in problem.blocks:
         keys, values = k[block][:, :, None], v[block][:, :, None]
@@ -232,7 +234,8 @@ def fwd_kernel(q, k, v, problem):
 def bwd_kernel(do, q, k, v, o, lse, problem, needs):
     """As bwd, with the sum of P dP over a row for D. P and dS are rounded to q's dtype before they are multiplied."""
     xp, scale, mask = problem.xp, problem.scale, (problem.offset, problem.window)
-    dq, dk, dv = (xp.empty_like(a) if need else None for a, need in zip((q, k, v), needs, strict=True))
+    do, q, k, v = contiguous(do, q, k, v)
+    dq, dk, dv = (xp.empty(a.shape, a.dtype) if need else None for a, need in zip((q, k, v), needs, strict=True))
     for block in problem.blocks:
         queries, g = _heads(q, block, problem), _heads(do, block, problem)
         keys, values = k[block][:, :, None], v[block][:, :, None]

@@ -90,11 +90,6 @@ def pick(x, mathematics, kernels):
     return kernels if kernel.runs(x) else mathematics
 
 
-def contiguous(*arrays):
-    """The arrays, each copied unless it is contiguous; None stays None."""
-    return tuple(a if a is None or a.flags.c_contiguous else array_module(a).ascontiguousarray(a) for a in arrays)
-
-
 def vector(width, *arrays):
     """How many elements a kernel may move at once: as many as fill 16 bytes of the widest array, if rows of `width` and
     all addresses are multiples of that, else 1. None passes."""

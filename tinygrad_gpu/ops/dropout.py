@@ -11,7 +11,8 @@ import numbers
 from .. import kernel, random
 from ..autograd import Function
 from ..device import array_module
-from .common import blocks, check, check_float, contiguous, vector
+from .common import blocks, check, check_float, vector
+from .copy import contiguous
 from .elementwise import blockwise, masked
 
 

@@ -9,7 +9,8 @@ from .. import kernel
 from ..autograd import Function
 from ..device import array_module, check_range
 from ..dtypes import float32
-from .common import check, check_float, check_integer, contiguous, narrow, pick, vector, widen
+from .common import check, check_float, check_integer, narrow, pick, vector, widen
+from .copy import contiguous
 
 
 def fwd(ids, weight):

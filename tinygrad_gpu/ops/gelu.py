@@ -12,7 +12,8 @@ import math
 from .. import kernel
 from ..autograd import Function
 from ..device import array_module
-from .common import check, check_float, contiguous, flat, pick, vector
+from .common import check, check_float, flat, pick, vector
+from .copy import contiguous
 from .elementwise import blockwise
 
 _ROOT = math.sqrt(2 / math.pi)

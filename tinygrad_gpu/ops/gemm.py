@@ -18,6 +18,8 @@ from ..config import config as switches
 from ..device import array_module
 from ..dtypes import accumulator
 from .common import check, check_float, narrow, pick, unbroadcast, widen
+from .copy import merged
+from .elementwise import compute_kernel
 
 
 def product(a, b, *, out=None, alpha=1.0, beta=0.0, bias=None, dtype=None):
@@ -143,12 +145,18 @@ def _on_device(a, b, out, alpha, beta, bias, dtype):
     for views in _batches(c, a, b):
         if not _by_library(a):
             product_kernel(*views, alpha, beta, bias)
-        elif bias is None:
-            blas.product(*views, alpha, beta)
         else:
-            views[0][...] = bias if not beta else views[0] * beta + bias
-            blas.product(*views, alpha, 1.0)
+            blas.product(*views, alpha, beta)
+            if bias is not None:
+                _add_bias(views[0], bias)
     return out
+
+
+def _add_bias(c, bias):
+    if c.dtype == bias.dtype and c.flags.c_contiguous:
+        compute_kernel("add", c, bias, out=c)
+    else:
+        c += bias
 
 
 def _batches(c, a, b):
@@ -158,20 +166,10 @@ def _batches(c, a, b):
     if not batch:
         return [(c, a, b)]
     views = [xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (c, a, b)]
-    axes = [i for i, n in enumerate(batch) if n != 1]
-    groups = []
-    for i in axes:
-        last = groups[-1][-1] if groups else None
-        if last is not None and all(x.strides[last] == x.strides[i] * batch[i] for x in views):
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    shape = tuple(math.prod(batch[i] for i in g) for g in groups)
+    shape, *steps = merged(batch, *(x.strides[:-2] for x in views))
     views = [
-        xp.lib.stride_tricks.as_strided(
-            x, (*shape, *x.shape[-2:]), (*(x.strides[g[-1]] for g in groups), *x.strides[-2:])
-        )
-        for x in views
+        xp.lib.stride_tricks.as_strided(x, (*shape, *x.shape[-2:]), (*own, *x.strides[-2:]))
+        for x, own in zip(views, steps, strict=True)
     ]
     if len(shape) <= 3:
         return [tuple(views)]

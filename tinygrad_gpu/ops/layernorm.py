@@ -17,7 +17,8 @@ from .. import kernel
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import accumulator, float32, float64
-from .common import blocks, by_rows, check, check_float, contiguous, narrow, pick, vector, widen
+from .common import blocks, by_rows, check, check_float, narrow, pick, vector, widen
+from .copy import contiguous
 from .gemm import column_sum, rows
 
 # What a CPU takes at once: elements, so that what is made of them stays in a core's cache, and rows, since BLAS sums

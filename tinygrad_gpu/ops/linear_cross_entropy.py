@@ -23,7 +23,8 @@ from ..autograd import Function, Place
 from ..device import array_module, check_range
 from ..dtypes import accumulator, float16, float32
 from . import cross_entropy
-from .common import check, check_float, check_integer, contiguous, pick, vector, widen
+from .common import check, check_float, check_integer, pick, vector, widen
+from .copy import contiguous
 from .gemm import column_sum, product, product_into
 from .gemm import rows as to_rows
 from .reduce import top

@@ -11,6 +11,7 @@ import numpy as np
 from ..autograd import Function
 from ..device import array_module, check_range, is_array, of, put
 from .common import check, check_axes, check_axis, check_integer, unbroadcast
+from .copy import copied, empty_like_strides, reshaped
 from .elementwise import masked
 from .embedding import segment_sum
 
@@ -24,10 +25,10 @@ class Reshape(Function):
         fits = x.size == known if not unknown else unknown == 1 and known and x.size % known == 0
         check(fits and min(shape, default=0) >= -1, f"reshape: shape must hold {x.size} elements, got {shape}")
         ctx.shape = x.shape
-        return x.reshape(shape)
+        return reshaped(x, shape)
 
     def backward(ctx, dy):
-        return dy.reshape(ctx.shape)
+        return reshaped(dy, ctx.shape)
 
 
 class Permute(Function):
@@ -63,7 +64,7 @@ class Contiguous(Function):
     """y = x with C-contiguous memory: a copy"""
 
     def forward(ctx, x):
-        return x.copy(order="C")
+        return copied(x)
 
     def backward(ctx, dy):
         return dy
@@ -214,10 +215,15 @@ class Split(Function):
         check(all(isinstance(n, int) for n in sizes), f"split: sizes must be ints, got {sizes}", TypeError)
         fits = sum(sizes) == x.shape[axis] and min(sizes, default=-1) >= 0
         check(fits, f"split: sizes must be lengths that sum to {x.shape[axis]}, that of axis {axis}, got {sizes}")
+        ctx.shape, ctx.strides = x.shape, x.strides
         return tuple(array_module(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
 
     def backward(ctx, *grads):
-        return array_module(grads[0]).concatenate(grads, ctx.axis)
+        dx = empty_like_strides(array_module(grads[0]), ctx.shape, ctx.strides, grads[0].dtype)
+        parts = array_module(dx).split(dx, np.cumsum([g.shape[ctx.axis] for g in grads])[:-1].tolist(), ctx.axis)
+        for g, part in zip(grads, parts, strict=True):
+            copied(g, part)
+        return dx
 
 
 class Gather(Function):

@@ -16,7 +16,8 @@ from .. import kernel
 from ..autograd import Function
 from ..device import array_module
 from ..dtypes import float32
-from .common import by_rows, check_axis, check_float, contiguous, narrow, pick, vector, widen
+from .common import by_rows, check_axis, check_float, narrow, pick, vector, widen
+from .copy import contiguous
 from .reduce import top, total
 
 

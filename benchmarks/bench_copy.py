@@ -1,0 +1,43 @@
+"""Copies between memory layouts on a GPU, against PyTorch's and CuPy's: heads of attention apart and together.
+
+python benchmarks/bench_copy.py [--keep]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import cupy
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from benchmarks.harness import Case, as_torch, compare  # noqa: E402
+from tinygrad_gpu import dtypes  # noqa: E402
+from tinygrad_gpu.ops.copy import copied  # noqa: E402
+
+
+def cases(dtype):
+    b, t, h, d = 32, 1024, 12, 64
+    whole = cupy.random.standard_normal((b, t, 3, h, d), dtype=cupy.float32).astype(dtype)
+    for label, x in {
+        "queries out of (B, T, 3, H, D)": whole[:, :, 0].transpose(0, 2, 1, 3),
+        "a transpose of 24576 x 4096": whole.reshape(-1)[: 24576 * 4096].reshape(24576, 4096).T,
+    }.items():
+        tx = as_torch(x)
+        yield Case(
+            f"{label}, {dtype}",
+            lambda x=x: copied(x),
+            {
+                "torch": lambda tx=tx: tx.clone(memory_format=__import__("torch").contiguous_format),
+                "cupy": lambda x=x: x.copy(),
+            },
+            lambda x=x: (0.0 if (copied(x) == x).all() else 1.0, 0.0),
+            bytes=2 * x.nbytes,
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_copy.json")
+    every = (case for dtype in (dtypes.float32, dtypes.bfloat16) for case in cases(dtype))
+    compare("bench_copy", every, parser.parse_args().keep)
