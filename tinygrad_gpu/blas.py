@@ -6,11 +6,11 @@ import numpy as np
 
 from . import device
 from .config import config
-from .dtypes import accumulator, float32
+from .dtypes import accumulator, bfloat16, float16, float32
 from .ops.copy import copied, merged
 
 # cudaDataType and cublasComputeType_t, from CUDA's library_types.h and cublas_api.h.
-_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
+_TYPES = {float32: 0, float16: 2, bfloat16: 14}
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _DEFAULT_ALGORITHM = 68, 77, -1
 
 
@@ -42,9 +42,9 @@ def product(c, a, b, alpha, beta):
 
     cublas.gemmStridedBatchedEx(
         xp.cuda.device.get_cublas_handle(), int(turn_left), int(turn_right), c.shape[-1], c.shape[-2], a.shape[-1],
-        scalars.ctypes.data, left.data.ptr, _TYPES[left.dtype.name], *left_steps,
-        right.data.ptr, _TYPES[right.dtype.name], *right_steps,
-        scalars.ctypes.data + 4, target.data.ptr, _TYPES[target.dtype.name], ld, step,
+        scalars.ctypes.data, left.data.ptr, _TYPES[left.dtype], *left_steps,
+        right.data.ptr, _TYPES[right.dtype], *right_steps,
+        scalars.ctypes.data + 4, target.data.ptr, _TYPES[target.dtype], ld, step,
         batch, compute, _DEFAULT_ALGORITHM,
     )  # fmt: skip
     if target is not c:

@@ -32,6 +32,7 @@ def is_available() -> bool:
     return bool(cupy.cuda.is_available())
 
 
+@functools.cache
 def cupy():
     """The module cupy; CudaUnavailable, with the reason, where it cannot be used."""
     if importlib.util.find_spec("cupy") is None:
@@ -50,7 +51,12 @@ def array_module(array):
 
 def is_array(x) -> bool:
     """Whether x is a NumPy or CuPy array (asked without importing CuPy)."""
-    return isinstance(x, np.ndarray) or type(x).__module__.partition(".")[0] == "cupy"
+    return _is_array_type(type(x))
+
+
+@functools.cache
+def _is_array_type(kind):
+    return issubclass(kind, np.ndarray) or (kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides"))
 
 
 def as_array(x):

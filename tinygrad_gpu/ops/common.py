@@ -19,19 +19,23 @@ def check(condition, message, error=ValueError):
 def check_float(name, **arrays):
     """TypeError unless the arrays (None passes) have a floating dtype, the same one."""
     dtype = None
-    for what, a in arrays.items():
+    for what, a in arrays.items():  # messages are made where they are needed: a dtype's name takes 10 us
         if a is None:
             continue
-        check(is_array(a), f"{name}: {what} must be a Tensor, got {type(a).__name__}", TypeError)
-        check(is_float(a.dtype), f"{name}: {what} must have a floating dtype, got {a.dtype}", TypeError)
+        if not is_array(a):
+            raise TypeError(f"{name}: {what} must be a Tensor, got {type(a).__name__}")
+        if not is_float(a.dtype):
+            raise TypeError(f"{name}: {what} must have a floating dtype, got {a.dtype}")
         dtype = dtype or a.dtype
-        check(a.dtype == dtype, f"{name}: {what} must have dtype {dtype} like the others, got {a.dtype}", TypeError)
+        if a.dtype != dtype:
+            raise TypeError(f"{name}: {what} must have dtype {dtype} like the others, got {a.dtype}")
 
 
 def check_integer(name, what, a):
     """TypeError unless `a` is an array of int64 or int32."""
     check(is_array(a), f"{name}: {what} must be a Tensor, got {type(a).__name__}", TypeError)
-    check(a.dtype.kind == "i", f"{name}: {what} must have an integer dtype, got {a.dtype}", TypeError)
+    if a.dtype.kind != "i":
+        raise TypeError(f"{name}: {what} must have an integer dtype, got {a.dtype}")
 
 
 def check_axis(name, axis, ndim):
