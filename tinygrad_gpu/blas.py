@@ -26,13 +26,13 @@ def product(c, a, b, alpha, beta):
     if c.strides[-1] != c.itemsize and c.strides[-2] == c.itemsize:
         a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
     # The library counts by columns, so that a row-major c is the transpose of what it makes: c^T = b^T a^T.
-    _, by_columns, ld, step = layout = _layout(c)
-    target = c
-    if layout[0] is not c or by_columns:
+    target, found = c, _layout_of(c.shape, c.strides, c.itemsize)
+    if found is None or found[0]:
         target = xp.empty(c.shape, c.dtype)
         if beta:
             copied(c, target)
-        ld, step = c.shape[-1], c.shape[-1] * c.shape[-2]
+        found = _layout_of(target.shape, target.strides, target.itemsize)
+    _, ld, step = found
     left, turn_left, *left_steps = _layout(b)
     right, turn_right, *right_steps = _layout(a)
     batch = c.size // (c.shape[-1] * c.shape[-2])

@@ -56,7 +56,7 @@ def is_array(x) -> bool:
 
 @functools.cache
 def _is_array_type(kind):
-    return issubclass(kind, np.ndarray) or (kind.__module__.partition(".")[0] == "cupy" and hasattr(kind, "strides"))
+    return issubclass(kind, np.ndarray) or kind.__module__.partition(".")[0] == "cupy"
 
 
 def as_array(x):
