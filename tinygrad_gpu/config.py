@@ -1,6 +1,5 @@
 """The few switches, as attributes of one object: `tg.config.gemm = "kernel"`."""
 
-
 _CHOICES = {"gemm": ("auto", "kernel", "blas"), "allow_tf32": (False, True), "deterministic": (True, False)}
 
 

@@ -9,6 +9,8 @@ import functools
 import importlib.util
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -27,9 +29,25 @@ def is_available() -> bool:
     """
     if importlib.util.find_spec("cupy") is None:
         return False
+    _find_cache()
     import cupy
 
     return bool(cupy.cuda.is_available())
+
+
+def _find_cache():
+    """Where CuPy could not keep the kernels that it compiles, say in a home that cannot be written, give it another
+    place; its import asks for it."""
+    if "CUPY_CACHE_DIR" in os.environ:
+        return
+    try:
+        place = Path.home() / ".cupy" / "kernel_cache"
+        place.mkdir(parents=True, exist_ok=True)
+        usable = os.access(place, os.W_OK)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        usable = False
+    if not usable:
+        os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"cupy_cache_{os.getuid()}")
 
 
 @functools.cache

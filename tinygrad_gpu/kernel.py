@@ -5,9 +5,9 @@ it compiled on disk; NumPy arrays go to the host build of the same source (testi
 """
 
 import functools
+import math
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +78,13 @@ _C_NAMES = {dtype: name for name, dtype in C_TYPES.items()}
 KERNEL_DTYPES = (dtypes.float32, dtypes.float16, dtypes.bfloat16)  # float64 is the mathematics' alone
 
 
+def _as_define(value):
+    """What is put in for a name: C's type for a dtype, a number as it is, 1 or 0 for a bool."""
+    if isinstance(value, np.dtype):
+        return _C_NAMES[value]
+    return int(value) if isinstance(value, bool) else value
+
+
 class Launch:
     """One launch but for its arguments: a kernel's source and name, grid and block (up to three numbers each), bytes of
     dynamic shared memory, and what is #defined for it (numbers, or dtypes, which become C's types).
@@ -89,8 +96,12 @@ class Launch:
 
     def __init__(self, source, name, grid, block, shared=0, **defines):
         self.source, self.name, self.shared = source, name, shared
-        self.grid, self.block = ((*sizes, 1, 1)[:3] for sizes in (grid, block))
-        self.defines = tuple((k, _C_NAMES.get(v, v) if isinstance(v, np.dtype) else v) for k, v in defines.items())
+        self.grid, self.block = ((*sizes, *(1,) * (3 - len(sizes))) for sizes in (grid, block))
+        x, y, z = self.grid
+        if not (0 <= x < 2**31 and 0 <= y < 2**16 and 0 <= z < 2**16 and 1 <= math.prod(self.block) <= 1024):
+            limits = "a grid of at most (2^31 - 1, 65535, 65535) blocks of 1 to 1024 threads"
+            raise ValueError(f"{name}: a GPU takes {limits}, got grid {self.grid}, block {self.block}")
+        self.defines = tuple((k, _as_define(v)) for k, v in defines.items())
         self.key = source, name, self.defines
 
     def __repr__(self):
@@ -116,17 +127,18 @@ H200 = Limits("sm_90", 32, 132, 227 << 10)
 class Strided:
     """An array whose strides the kernel takes with it: the argument of a Strided<T> parameter.
 
-    The last two axes are rows and columns, up to three before them count batches; a stride of 0 repeats.
+    Up to five axes; of a matrix the last two are rows and columns, those before them count batches. A stride of 0
+    repeats. `strides` in bytes may differ from the array's own, for other axes over the same elements.
     """
 
     __slots__ = ("array", "dtype", "packed")
 
     layout = np.dtype([("data", np.uint64), ("strides", np.int64, 5)])
 
-    def __init__(self, array):
+    def __init__(self, array, strides=None):
         self.array, self.dtype = array, array.dtype
         size = array.dtype.itemsize
-        strides = [s // size for s in array.strides]
+        strides = [s // size for s in (array.strides if strides is None else strides)]
         address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
         self.packed = np.array((address, [0] * (5 - len(strides)) + strides), self.layout)[()]
 
@@ -173,11 +185,13 @@ _NULL = np.uint64(0)
 def _number(name, p, value):
     """A Python number as the parameter's type; TypeError or ValueError where it does not fit."""
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if p.dtype.kind == "f":
+    if dtypes.is_float(p.dtype):
         if not (is_int or isinstance(value, (float, np.floating))):
             raise TypeError(f"{name}: {p.name} must be a number, got {type(value).__name__}")
         return p.dtype.type(value)
     if p.dtype.kind == "b":
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name}: {p.name} must be a bool, got {type(value).__name__}")
         return np.bool_(value)
     if not is_int:
         raise TypeError(f"{name}: {p.name} must be an int, got {type(value).__name__}")
@@ -264,7 +278,6 @@ def program(source_name, defines, warp_size):
 def _on_gpu(key, number):
     """The Function of a Launch's key on the GPU `number`."""
     cupy = device.cupy()
-    _find_cache()
     source_name, name, defines = key
     text, options = program(source_name, defines, _gpu_limits(number).warp_size)
     parameters = signature(text, name, defines)
@@ -277,21 +290,6 @@ def _on_gpu(key, number):
         function(what.grid, what.block, values, shared_mem=what.shared)
 
     return Function(name, parameters, run)
-
-
-@functools.cache
-def _find_cache():
-    """Where CuPy could not write its cache of compiled kernels, say under a home that is read-only, give it another."""
-    if "CUPY_CACHE_DIR" in os.environ:
-        return
-    place = Path.home() / ".cupy" / "kernel_cache"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        usable = os.access(place, os.W_OK)
-    except OSError:
-        usable = False
-    if not usable:
-        os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"cupy_cache_{os.getuid()}")
 
 
 def launch(what: Launch, *arguments) -> None:
@@ -307,17 +305,14 @@ def launch(what: Launch, *arguments) -> None:
     if not arrays:
         raise TypeError(f"{what.name}: at least one argument must be an array")
     first = arrays[0]
-    if isinstance(first, np.ndarray):
-        if _host is None:
-            raise RuntimeError(f"{what.name}: NumPy arrays need `with tg.testing.host_kernels():`")
-        function, here = _host.function(what.key), None
-    else:
-        here = first.device.id
-        function = _on_gpu(what.key, here)
+    here = None if isinstance(first, np.ndarray) else first.device.id
     for a in arrays:
         if (None if isinstance(a, np.ndarray) else a.device.id) != here:
             places = f"{device.of(first)} and {device.of(a)}"
             raise ValueError(f"{what.name}: all arrays must be on one device, got {places}")
+    if here is None and _host is None:
+        raise RuntimeError(f"{what.name}: NumPy arrays need `with tg.testing.host_kernels():`")
+    function = _host.function(what.key) if here is None else _on_gpu(what.key, here)
     values = function.convert(arguments)
     if 0 in what.grid:
         return

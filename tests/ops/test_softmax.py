@@ -102,7 +102,7 @@ def test_many_rows_and_long_rows(device):
     x = np.random.default_rng(0).uniform(0, 1, (10**5, 2)).astype(np.float32)
     for op, reference in OPS.values():
         found = op(tg.Tensor(x), 0).numpy().astype(np.float64)
-        assert_near(found, reference(x.astype(np.float64), 0), rtol=4 * ROUNDING[tg.float32])
+        assert_near(found, reference(x.astype(np.float64), 0), rtol=6 * ROUNDING[tg.float32])
 
 
 @pytest.mark.parametrize("name", OPS)

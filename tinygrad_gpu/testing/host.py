@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import shutil
 import subprocess
@@ -16,185 +17,13 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.lib.array_utils import byte_bounds
 
 from .. import kernel
-
-_FLAGS = ("-O1", "-g", "-fPIC", "-w", "-fno-tree-loop-distribute-patterns")
-# -fsanitize=thread makes the code call a function before each access, -fsanitize=bounds-strict one for an index beyond
-# an array; both are the runtime's.
-_CHECKS = ("-fsanitize=thread", "-fsanitize=bounds-strict", "--param", "tsan-instrument-func-entry-exit=0")
 
 
 class KernelError(RuntimeError):
     """What the host build found wrong in a kernel: a race, an access outside an array, a barrier not reached …"""
-
-
-class _Dim3(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint) for name in "xyz"]
-
-    def __str__(self):
-        return f"({self.x}, {self.y}, {self.z})"
-
-
-class _Region(ctypes.Structure):
-    _fields_ = [("begin", ctypes.c_size_t), ("end", ctypes.c_size_t), ("state", ctypes.c_void_p)]
-
-
-class _Report(ctypes.Structure):
-    _fields_ = [
-        ("finding", ctypes.c_int),
-        ("region", ctypes.c_int),
-        ("offset", ctypes.c_longlong),
-        ("size", ctypes.c_int),
-        ("writes", ctypes.c_int),
-        *((name, _Dim3) for name in ("block", "thread", "other_block", "other_thread")),
-        ("code", ctypes.c_size_t),
-        ("other_code", ctypes.c_size_t),
-        ("other_writes", ctypes.c_int),
-        ("lanes", ctypes.c_ulonglong),
-        ("arrived", ctypes.c_ulonglong),
-    ]
-
-
-_FINDINGS = (
-    None, "outside", "misaligned", "uninitialised", "race", "barrier", "lanes", "unread lane", "array index",
-)  # fmt: skip
-_PART, _INITIALISED = 1, 2
-
-
-@functools.cache
-def _compiler():
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
-    raise RuntimeError("host_kernels: needs a C++ compiler; install g++ (Debian and Ubuntu: apt install g++)")
-
-
-@functools.cache
-def _cache():
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinygrad_gpu"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        if os.access(base, os.W_OK):
-            return base
-    except OSError:
-        pass
-    base = Path(tempfile.gettempdir()) / f"tinygrad_gpu_{os.getuid()}"
-    base.mkdir(exist_ok=True)
-    return base
-
-
-def _build(suffix, text, make):
-    """The file made from `text` by make(source, target), from the cache if it is there: many processes may ask."""
-    name = hashlib.sha256("\0".join((_compiler(), *_FLAGS, *_CHECKS, suffix, text)).encode()).hexdigest()[:32]
-    target = _cache() / (name + suffix)
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
-            source, made = Path(folder) / "kernel.cpp", Path(folder) / ("kernel" + suffix)
-            source.write_text(text)
-            make(source, made)
-            made.replace(target)
-    return target
-
-
-def _compile(*arguments):
-    done = subprocess.run([_compiler(), *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"host_kernels: {_compiler()} failed:\n{done.stderr}")
-
-
-@functools.cache
-def _runtime():
-    text = (kernel.folder() / "host" / "runtime.cpp").read_text()
-    return _build(".o", text, lambda source, made: _compile(*_FLAGS, "-std=c++17", "-O2", "-c", source, "-o", made))
-
-
-def build(source_name, name, defines, warp_size):
-    """The shared library of one kernel."""
-    header = kernel.folder() / "host" / "cuda_on_cpu.h"
-    text, options = kernel.program(source_name, defines, warp_size)
-    text += f"HOST_KERNEL({name})\n"
-
-    def make(source, made):
-        compiled = made.with_suffix(".o")
-        _compile(*_FLAGS, *_CHECKS, *options, "-include", header, "-c", source, "-o", compiled)
-        _compile("-shared", "-Wl,-Bsymbolic", compiled, _runtime(), "-o", made)
-
-    # What else decides the library goes into the text too, as comments: the cache is by content.
-    also = "\n".join((_runtime().name, header.read_text(), *options))
-    return _build(".so", text + "".join(f"// {line}\n" for line in also.splitlines()), make)
-
-
-class _Memory:
-    """The arrays of one launch as the runtime's regions: each byte's state, arrays that overlap in one region."""
-
-    def __init__(self, parameters, arguments):
-        spans = []
-        for p, a in zip(parameters, arguments, strict=True):
-            a = a.array if isinstance(a, kernel.Strided) else a
-            if p.kind == "value" or a is None or not a.size:
-                continue
-            low, high = np.lib.array_utils.byte_bounds(a)
-            spans.append((low, high, p, a))
-        spans.sort(key=lambda s: s[:2])
-        self.regions = []  # (begin, end, state, [(parameter, array)])
-        for low, high, p, a in spans:
-            if self.regions and low < self.regions[-1][1]:
-                begin, end, _, members = self.regions.pop()
-                self.regions.append((begin, max(end, high), None, [*members, (p, a)]))
-            else:
-                self.regions.append((low, high, None, [(p, a)]))
-        self.regions = [(b, e, self._state(b, e, members), members) for b, e, _, members in self.regions]
-
-    def _state(self, begin, end, members):
-        state = np.zeros(end - begin, np.uint8)
-        for p, a in members:
-            given = p.updated or not p.written
-            self._of(state, begin, a)[...] |= _PART | (_INITIALISED if given else 0)
-        return state
-
-    @staticmethod
-    def _of(state, begin, a):
-        """The states of an array's bytes, (*shape, itemsize)."""
-        at = a.ctypes.data - begin
-        return as_strided(state[at:], (*a.shape, a.itemsize), (*a.strides, 1), writeable=True)
-
-    def pointers(self):
-        return (_Region * len(self.regions))(*(_Region(b, e, state.ctypes.data) for b, e, state, _ in self.regions))
-
-    def unwritten(self):
-        """(parameter, index) of the first element of an output that was not written, or None."""
-        for begin, _, state, members in self.regions:
-            for p, a in members:
-                if p.written and not p.updated:
-                    missing = ~(self._of(state, begin, a) & _INITIALISED).all(axis=-1)
-                    if missing.any():
-                        return p, np.unravel_index(missing.argmax(), a.shape)
-        return None
-
-    def describe(self, number, offset, size):
-        """Words for `size` bytes at an offset from the beginning of a region."""
-        begin, _, _, members = self.regions[number]
-        near = None
-        for p, a in members:
-            low, high = np.lib.array_utils.byte_bounds(a)
-            address = begin + offset
-            if low <= address and address + size <= high and all(s > 0 for s in a.strides):
-                rest, index = address - a.ctypes.data, []
-                for i in sorted(range(a.ndim), key=lambda i: -a.strides[i]):
-                    index.append((i, rest // a.strides[i]))
-                    rest %= a.strides[i]
-                at = [int(n) for _, n in sorted(index)]
-                if rest < a.itemsize and all(i < n for i, n in zip(at, a.shape, strict=True)):
-                    return f"{p.name}{at}"
-            distance = max(low - address, address + size - high, 0)
-            if near is None or distance < near[0]:
-                where = "between the elements of" if not distance else "before" if address < low else "past the end of"
-                gap = low - address if address < low else address - high
-                amount = f"{gap} bytes " if gap > 0 else ""
-                near = distance, f"{amount}{where} {p.name} ({a.dtype}, shape {a.shape})"
-        return near[1]
 
 
 class HostBuild:
@@ -214,7 +43,98 @@ class HostBuild:
         return f"HostBuild(warp_size={self.warp_size}, sanitize={self.sanitize})"
 
 
-_lock = threading.Lock()  # a library runs one kernel at a time
+# ---- building
+
+
+@functools.cache
+def _compiler():
+    """A C++ compiler, its name for the check of an index against its array, and its version."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and shutil.which(name):
+            version = subprocess.run([name, "--version"], capture_output=True, text=True).stdout
+            return name, "array-bounds" if "clang" in version else "bounds-strict", version
+    raise RuntimeError("host_kernels: needs a C++ compiler; install g++ (Debian and Ubuntu: apt install g++)")
+
+
+@functools.cache
+def _cache():
+    """The folder of builds: ~/.cache/tinygrad_gpu, or where a home cannot be written, one in /tmp."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinygrad_gpu"
+        base.mkdir(parents=True, exist_ok=True)
+        if os.access(base, os.W_OK):
+            return base
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        pass
+    base = Path(tempfile.gettempdir()) / f"tinygrad_gpu_{os.getuid()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    if base.stat().st_uid == os.getuid():  # another user's folder could hold another user's code
+        return base
+    return Path(tempfile.mkdtemp(prefix="tinygrad_gpu_"))
+
+
+def _compile(suffix, text, *options):
+    """The file that the compiler makes of a C++ text, kept by all that goes into it; many processes may ask at once."""
+    compiler, _, version = _compiler()
+    # Fibers jump from stack to stack, which _FORTIFY_SOURCE (on by itself in some distributions) takes for an attack.
+    # A loop that clang made a call of memset would not be seen.
+    flags = ("-std=c++17", "-O1", "-gdwarf-4", "-fPIC", "-w", "-U_FORTIFY_SOURCE", "-fno-builtin-memset")
+    options = (*flags, *map(str, options))
+    key = hashlib.sha256("\0".join((compiler, version, *options, text)).encode()).hexdigest()[:32]
+    target = _cache() / (key + suffix)
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_cache()) as folder:
+            source, made = Path(folder) / "kernel.cpp", Path(folder) / target.name
+            source.write_text(text)
+            done = subprocess.run([compiler, source, *options, "-o", made], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"host_kernels: {compiler} failed:\n{done.stderr}")
+            made.replace(target)
+    return target
+
+
+def build(source_name, name, defines, warp_size):
+    """The path of the shared library of one kernel."""
+    host = kernel.folder() / "host"
+    runtime = _compile(".o", (host / "runtime.cpp").read_text(), "-O2", "-c")
+    header = (host / "cuda_on_cpu.h").read_text()
+    text, options = kernel.program(source_name, defines, warp_size)
+    # -fsanitize=thread makes the code call a function before each access, the other check one for an index beyond an
+    # array. The runtime has both; without default libraries the compiler does not bring its own.
+    checks = (f"-fsanitize=thread,{_compiler()[1]}", "-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc")
+    text = f'#line 1 "cuda_on_cpu.h"\n{header}{text}HOST_KERNEL({name})\n'
+    return _compile(".so", text, *options, "-shared", "-Wl,-Bsymbolic", runtime, *checks)
+
+
+# ---- running
+
+
+class _Dim3(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint) for name in "xyz"]
+
+    def __str__(self):
+        return f"({self.x}, {self.y}, {self.z})"
+
+    def __eq__(self, other):
+        return bytes(self) == bytes(other)
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("begin", "end", "states", "cells", "number")]
+
+
+class _Report(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("finding", "region", "size", "writes", "other_writes")),
+        *((name, _Dim3) for name in ("block", "thread", "other_block", "other_thread")),
+        ("offset", ctypes.c_longlong),
+        *((name, ctypes.c_size_t) for name in ("code", "other_code")),
+        *((name, ctypes.c_ulonglong) for name in ("lanes", "arrived")),
+    ]
+
+
+_lock = threading.Lock()  # one kernel runs at a time, all on the same stacks
+_stacks = None
 
 
 @functools.cache
@@ -223,44 +143,157 @@ def _load(key, warp_size):
     parameters = kernel.signature(kernel.source(source_name), name, defines)
     path = build(source_name, name, defines, warp_size)
     library = ctypes.CDLL(str(path))
+    library.host_stacks.restype = ctypes.c_void_p
 
     def run(what, values, arguments):
+        global _stacks
         host = kernel._host
         memory = _Memory(parameters, arguments) if host.sanitize else None
-        regions = memory.pointers() if memory else (_Region * 0)()
         # Each value in memory of its own, and a list of where they are.
         kept = [np.array(v.ctypes.data if isinstance(v, np.ndarray) else v) for v in values]
+        if memory:
+            memory.move(kept)
         pointers = (ctypes.c_void_p * len(kept))(*(v.ctypes.data for v in kept))
+        regions = memory.regions if memory else (_Region * 0)()
         report = _Report()
         with _lock:
+            _stacks = _stacks or library.host_stacks()
             library.host_launch(
-                getattr(library, f"host_{name}"), pointers, ctypes.byref(_Dim3(*what.grid)),
-                ctypes.byref(_Dim3(*what.block)), ctypes.c_size_t(what.shared), host.warp_size,
-                ctypes.c_uint(host.seed), int(host.sanitize), regions, len(regions), ctypes.byref(report),
+                ctypes.c_void_p(_stacks), getattr(library, f"host_{name}"), pointers,
+                ctypes.byref(_Dim3(*what.grid)), ctypes.byref(_Dim3(*what.block)), ctypes.c_size_t(what.shared),
+                host.warp_size, ctypes.c_uint(host.seed), int(host.sanitize), regions, len(regions),
+                ctypes.byref(report),
             )  # fmt: skip
         host.seed += 1
         if report.finding:
             raise KernelError(f"{name}: {_message(report, memory, path)}")
-        missing = memory.unwritten() if memory else None
-        if missing:
-            p, index = missing
-            raise KernelError(f"{name}: {p.name}{[int(i) for i in index]} was never written")
+        if memory:
+            memory.give_back(name)
 
     return kernel.Function(name, parameters, run)
 
 
+_PART, _INITIALISED, _WRITTEN = 1, 2, 4
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python's mmap names from 3.13 on
+_GAP = 1 << 20
+
+
+class _Memory:
+    """Copies of the arrays of one launch, far from each other, so that an access beyond one lands in no other.
+
+    Arrays that overlap are one region, and so are their copies. For each byte of `data` there is one of `states`: is it
+    an element's, initialised, written. Both take room only where they are touched: a strided array may span more than
+    there is.
+    """
+
+    def __init__(self, parameters, arguments):
+        arrays = [a.array if isinstance(a, kernel.Strided) else a for a in arguments]
+        used = [i for i, p in enumerate(parameters) if p.kind != "value" and arrays[i] is not None and arrays[i].size]
+        self.members = []  # (parameter's number, parameter, array, region's number, address of its copy - its own)
+        places, last, size = [], 0, _GAP
+        for (low, high), i in sorted((byte_bounds(arrays[i]), i) for i in used):
+            if low >= last:
+                shift = size + low % 4096 - low
+                places.append((low + shift, 0))
+            last = max(last, high)
+            places[-1] = places[-1][0], last + shift
+            size = -(-(last + shift + _GAP) // 4096) * 4096
+            self.members.append((i, parameters[i], arrays[i], len(places) - 1, shift))
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self.data, self.states = (np.frombuffer(mmap.mmap(-1, size, flags), np.uint8) for _ in range(2))
+        self.base, state = self.data.ctypes.data, self.states.ctypes.data
+        regions = (_Region(self.base + b, self.base + e, state + b, 0, i) for i, (b, e) in enumerate(places))
+        self.regions = (_Region * len(places))(*regions)
+        for _, p, a, _, shift in self.members:
+            given = p.updated or not p.written
+            states = self._states(a, shift)
+            states |= _PART | (_INITIALISED if given else 0)
+            if given:
+                self._copy(a, shift)[...] = a
+
+    def _copy(self, a, shift):
+        return np.ndarray(a.shape, a.dtype, self.data, a.ctypes.data + shift, a.strides)
+
+    def _states(self, a, shift):
+        """The states of an array's bytes, (*shape, itemsize)."""
+        shape, strides = (*a.shape, a.itemsize), (*a.strides, 1)
+        return np.ndarray(shape, np.uint8, self.states, a.ctypes.data + shift, strides)
+
+    def move(self, values):
+        """Make the pointers among a launch's values point to the copies."""
+        for i, p, _, _, shift in self.members:
+            pointer = values[i]["data"] if p.kind == "strided" else values[i]
+            pointer[...] = int(pointer) + self.base + shift
+
+    def give_back(self, name):
+        """Copy the results to the arrays; KernelError for an element of an output that was not written."""
+        for _, p, a, _, shift in self.members:
+            if p.written and not p.updated:
+                missing = ~(self._states(a, shift) & _WRITTEN).all(axis=-1)
+                if missing.any():
+                    index = [int(i) for i in np.unravel_index(missing.argmax(), a.shape)]
+                    raise KernelError(f"{name}: {p.name}{index} was never written")
+        for _, p, a, _, shift in self.members:
+            if p.written:
+                _writable(a)[...] = self._copy(a, shift)
+
+    def describe(self, region, offset, size):
+        """Words for `size` bytes at an offset from the beginning of a region."""
+        address = self.regions[region].begin - self.base + offset
+        found = []  # (distance, words)
+        for _, p, a, where, shift in self.members:
+            if where != region:
+                continue
+            low, high = (bound + shift for bound in byte_bounds(a))
+            index = _index(a, address - low)
+            array = f"{p.name} ({a.dtype}, shape {a.shape})"
+            if address < low:
+                found.append((low - address, f"{low - address} bytes before {array}"))
+            elif address + size > high:
+                found.append((address + size - high, f"{address + size - high} bytes past the end of {array}"))
+            elif index is None:
+                found.append((1, f"between the elements of {array}"))
+            else:
+                found.append((0, f"{p.name}{index}"))
+        return min(found)[1]
+
+
+def _writable(a):
+    """The array's memory as it is, for views that NumPy lets nobody write, like those of broadcast_to."""
+    low, high = byte_bounds(a)
+    memory = (ctypes.c_char * (high - low)).from_address(low)
+    return np.ndarray(a.shape, a.dtype, memory, a.ctypes.data - low, a.strides)
+
+
+def _index(a, offset):
+    """The index of the element that has the byte at an offset from the array's lowest, or None."""
+    index = [0] * a.ndim
+    for axis in sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis])):
+        stride, n = a.strides[axis], a.shape[axis]
+        if stride and n > 1:
+            i = min(max(offset // abs(stride), 0), n - 1)
+            offset -= i * abs(stride)
+            index[axis] = i if stride > 0 else n - 1 - i
+    return index if 0 <= offset < a.itemsize else None
+
+
+# ---- what was found
+
+_FINDINGS = (
+    None, "outside", "misaligned", "uninitialised", "race", "barrier", "lanes", "absent lane", "array index",
+)  # fmt: skip
+_SHARED = {-1: "static shared memory", -2: "dynamic shared memory"}
+
+
 def _line(path, code):
-    """ " at layernorm.cu:12" for an address in a library, as far as the compiler gave it."""
+    """ " at layernorm.cu:12" for an address in a library, as far as the compiler gave it; for a line of an inlined
+    function, also where that was called."""
     if not code or shutil.which("addr2line") is None:
         return ""
-    lines = subprocess.run(
-        ["addr2line", "-i", "-e", str(path), hex(code - 1)], capture_output=True, text=True
-    ).stdout.split("\n")
-    for line in lines:  # from the innermost inlined function outwards
-        place = Path(line.split(" ")[0]).name
-        if ".cu" in place:
-            return f" at {place}"
-    return ""
+    command = ["addr2line", "-i", "-e", str(path), hex(code - 1)]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")
+    places = [Path(line.split(" ")[0]).name for line in lines if ".cu" in line and "?" not in line]
+    return " at " + ", called at ".join(places) if places else ""
 
 
 def _message(report, memory, path):
@@ -272,33 +305,27 @@ def _message(report, memory, path):
         return f"{who} waits at a barrier{at} that thread {report.other_thread} does not reach: it {fate}"
     if finding == "lanes":
         missing = ", ".join(str(i) for i in range(64) if report.lanes & ~report.arrived & 1 << i)
-        return f"{who} takes part in a shuffle, vote or warp barrier{at} without lanes that its mask names: {missing}"
-    if finding == "unread lane":
-        return f"{who} is in a shuffle{at} that reads lane {report.lanes}, which does not take part"
+        lacks = f"without lanes that its mask names: {missing}" if missing else "whose mask lacks its own lane"
+        return f"{who} takes part in a shuffle, vote or warp barrier{at} {lacks}"
+    if finding == "absent lane":
+        return f"{who} is in a shuffle{at} that reads lane {report.offset}, which does not take part"
     if finding == "array index":
         return f"{who} uses the index {report.offset} beyond its array{at}"
-    verb, size = ("writes" if report.writes else "reads"), report.size
+    where = "an address near no array"
     if report.region >= 0:
-        where = memory.describe(report.region, report.offset, size)
-    elif report.region == -1:
-        where = f"byte {report.offset} of shared memory"
-    else:
-        where = "an address in no array"
-    did = f"{who} {verb} {size} bytes{at}: {where}"
-    return (
-        did
-        + {
-            "outside": ", outside of every array"
-            if report.region == -2
-            else ", outside of it"
-            if report.region == -1
-            else "",
-            "misaligned": f", an address that is no multiple of {size}",
-            "uninitialised": ", which nobody has written",
-            "race": f", which thread {report.other_thread} of block {report.other_block} "
-            f"{'writes' if report.other_writes else 'reads'}{other_at} with no barrier between",
-        }[finding]
-    )
+        where = memory.describe(report.region, report.offset, report.size)
+    elif report.region in _SHARED:
+        where = f"byte {report.offset} of {_SHARED[report.region]}"
+    did = f"{who} {'writes' if report.writes else 'reads'} {report.size} bytes{at}: {where}"
+    if finding == "outside":
+        return did + (", outside of it" if report.region in _SHARED else "")
+    if finding == "misaligned":
+        return f"{did}, an address that is no multiple of {report.size}"
+    if finding == "uninitialised":
+        return f"{did}, which nobody has written"
+    alone = report.block == report.other_block and report.thread == report.other_thread  # with others, the last of them
+    other = "another thread" if alone else f"thread {report.other_thread} of block {report.other_block}"
+    return f"{did}, which {other} {'writes' if report.other_writes else 'reads'}{other_at} with no barrier between"
 
 
 @contextlib.contextmanager
@@ -312,8 +339,8 @@ def host_kernels(warp_size: int = 32, sanitize: bool = False, seed: int = 0):
 
     >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
     >>> with tg.testing.host_kernels(warp_size=64, sanitize=True):
-    ...     F.softmax(tg.zeros(2, device="cpu"))
-    tensor([0.5, 0.5])
+    ...     F.softmax(tg.zeros(2, device="cpu")).tolist()
+    [0.5, 0.5]
     """
     before = kernel._host
     kernel._host = HostBuild(warp_size, sanitize, seed)
