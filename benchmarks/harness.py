@@ -3,6 +3,7 @@
 import datetime
 import functools
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -30,7 +31,10 @@ def machine():
 
 
 def commit():
-    """The commit that is checked out, with "+" where files differ from it."""
+    """The commit that is checked out, with "+" where files differ from it; in an archive, which is no repository, what
+    COMMIT says."""
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
     git = ["git", "-C", ROOT]
     run = {"capture_output": True, "text": True}
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], **run).stdout.strip() or "unknown"
