@@ -105,6 +105,16 @@ def test_many_rows_and_long_rows(device):
         assert_near(found, reference(x.astype(np.float64), 0), rtol=6 * ROUNDING[tg.float32])
 
 
+@pytest.mark.parametrize("n", [31, 32, 33, 63, 64, 65, 127, 128, 129])
+def test_rows_about_the_width_of_a_warp(backend, n):
+    """Of 32 lanes and of 64: each element counts, once."""
+    x = np.random.default_rng(n).uniform(-1, 1, (3, n)).astype(np.float32)
+    for name, (op, reference) in OPS.items():
+        y, dx = gradients(lambda x, op=op: op(x, -1), leaf(x), cotangent=x)
+        assert_near(y.numpy(), reference(x.astype(np.float64), -1), rtol=6 * ROUNDING[tg.float32], name=name)
+        assert abs(dx.numpy().astype(np.float64).sum(-1)).max() < 1e-5  # a shift of a row changes nothing
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_no_rows_and_no_columns(device, name):
     for shape in ((0, 3), (3, 0)):
