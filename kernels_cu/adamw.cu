@@ -7,8 +7,8 @@
 // Launch    adamw_square_sum: grid ceil(n / TILE) but no more than a limit; adamw_square_sum_total: grid 1; both blocks
 //           of THREADS. adamw_begin: grid 1, block 64. adamw: a thread for VEC elements, grid
 //           ceil(n / (VEC * blockDim)), block 256
-// Memory    adamw_square_sum reads g; adamw reads w, m, v and g, writes w, m, v and copy: 28 bytes an element, 30 with a
-//           copy
+// Memory    adamw_square_sum reads g; adamw reads w, m, v and g, writes w, m, v and copy: 28 bytes an element, 30 with
+//           a copy
 // Numerics  squares and their sum in fp64, in an order that the sizes fix; norm, clipping, 1 - b^t in fp64; else fp32.
 //           A norm that is not finite changes none of w, m, v, copy and steps
 // Requires  VEC > 1: pointers that are multiples of VEC elements

@@ -9,7 +9,8 @@
 
 // Index is 64-bit only where it must be: the divisions of 64-bit numbers take several times as long.
 template <typename Index>
-__device__ __forceinline__ void move(Strided<T> y, Strided<const T> x, Index i, Index n1, Index n2, Index n3, Index n4) {
+__device__ __forceinline__ void move(Strided<T> y, Strided<const T> x, Index i, Index n1, Index n2, Index n3,
+                                     Index n4) {
     const Index sizes[4] = {n4, n3, n2, n1};
     long long to = 0, from = 0;
 #pragma unroll

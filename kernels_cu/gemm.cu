@@ -1,16 +1,21 @@
 // gemm: c = alpha a b + bias;  gemm_acc: c = alpha a b + bias + beta c
-// Shapes    c (.., M, N) OUT, a (.., M, K) T, b (.., K, N) T, each in any memory layout, up to three batch axes (B0, B1,
-//           B2) with a stride of 0 where a broadcasts; bias (N,) T or null
+// gemm_gelu: pre = alpha a b + bias, rounded, and c = GELU(pre)
+// Shapes    c (.., M, N) OUT, a (.., M, K) T, b (.., K, N) T, each in any memory layout, up to three batch axes (B0,
+//           B1, B2) with a stride of 0 where a broadcasts; bias (N,) T or null; pre, laid out as c, or null
 // Launch    a block for a TILE_M x TILE_N tile of c: grid B0 B1 B2 ceil(M / TILE_M) ceil(N / TILE_N), along x; block
 //           256, two on a multiprocessor; shared memory 2 TILE_K (TILE_M + TILE_N + 8) floats
 // Memory    reads a ceil(N / TILE_N) times and b ceil(M / TILE_M) times, mostly from the L2 cache, writes c; 2 M N K
 //           operations
 // Numerics  fp32 products and sums in the order of k, rounded once at the end; no tensor cores, no atomics
-// Requires  VEC_A > 1: a's stride is 1 along K (A_ALONG_K 1) or M (0), its address and other strides multiples of VEC_A;
-//           the same of b along K (B_ALONG_K 1) or N (0); VEC_C > 1: so is c's along N. With 1 any stride will do
+// Requires  VEC_A > 1: a's stride is 1 along K (A_ALONG_K 1) or M (0), its address and other strides multiples of
+//           VEC_A; the same of b along K (B_ALONG_K 1) or N (0); VEC_C > 1: so is c's along N. With 1 any stride will
+//           do. TANH, as in gelu.cuh, is gemm_gelu's alone
 // Source    register blocking as in Volkov and Demmel, Benchmarking GPUs to tune dense linear algebra (SC 2008); double
 //           buffering and the threads' arrangement as CUTLASS describes them (doc/efficient_gemm.md)
 #include "common.cuh"
+#ifdef TANH
+#include "gelu.cuh"
+#endif
 
 #define THREADS 256
 #define PAD 4  // floats at the end of each row of shared memory: stores along K meet no bank twice
@@ -20,8 +25,8 @@
 #define ROWS_APART 16
 #define COLUMNS_APART 32
 
-// Part of a tile on its way from global to shared memory: TILE elements along the outer axis (M or N), TILE_K along K. A
-// thread takes COUNT vectors of it, STEP apart along the axis that a vector does not follow.
+// Part of a tile on its way from global to shared memory: TILE elements along the outer axis (M or N), TILE_K along K.
+// A thread takes COUNT vectors of it, STEP apart along the axis that a vector does not follow.
 template <int TILE, int VEC, int ALONG_K>
 struct Stage {
     static const int COUNT = TILE * TILE_K / (THREADS * VEC), FAST = (ALONG_K ? TILE_K : TILE) / VEC;
@@ -71,10 +76,34 @@ struct Stage {
     }
 };
 
-template <bool ADD>
+enum Kind { WRITE, ADD, ACTIVATE };
+
+// What becomes of N neighbours of c.
+template <Kind KIND, int N>
+__device__ __forceinline__ void finish(OUT *p, const float (&v)[N], float beta, OUT *pre) {
+    float y[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) y[j] = v[j];
+    if constexpr (KIND == ADD) {
+        float old[N];
+        load(old, p);
+#pragma unroll
+        for (int j = 0; j < N; j++) y[j] += beta * old[j];
+    }
+#ifdef TANH
+    if constexpr (KIND == ACTIVATE) {
+        if (pre) store(pre, y);
+#pragma unroll
+        for (int j = 0; j < N; j++) y[j] = gelu(to_float(to<OUT>(y[j])));
+    }
+#endif
+    store(p, y);
+}
+
+template <Kind KIND>
 __device__ __forceinline__ void product(float *shared, Strided<OUT> c, Strided<const T> a, Strided<const T> b,
                                         const T *bias, int m, int n, int k, int batch1, int batch2, float alpha,
-                                        float beta) {
+                                        float beta = 0.0f, OUT *pre = nullptr) {
     // Eight rows of tiles at a time, column by column: neighbours in time share tiles of a and of b in the L2 cache.
     const int tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
     int tile = blockIdx.x % (tiles_m * tiles_n), batch = blockIdx.x / (tiles_m * tiles_n);
@@ -145,19 +174,13 @@ __device__ __forceinline__ void product(float *shared, Strided<OUT> c, Strided<c
                 if (bias && y + j < n) v[j] += to_float(bias[y + j]);
             }
             if (VEC_C == 4 && y + 4 <= n) {
-                if (ADD) {
-                    float old[4];
-                    load(old, p);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) v[j] += beta * old[j];
-                }
-                store(p, v);
+                finish<KIND>(p, v, beta, pre ? pre + (p - c.data) : nullptr);
             } else {
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     if (y + j >= n) break;
                     OUT *q = p + j * c.strides[4];
-                    *q = to<OUT>(ADD ? v[j] + beta * to_float(*q) : v[j]);
+                    finish<KIND, 1>(q, {v[j]}, beta, pre ? pre + (q - c.data) : nullptr);
                 }
             }
         }
@@ -168,12 +191,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm(Strided<OUT> c, St
                                                            const T *bias, int m, int n, int k, int batch1, int batch2,
                                                            float alpha) {
     __shared__ __align__(16) float tiles[2 * TILE_K * (TILE_M + TILE_N + 2 * PAD)];
-    product<false>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha, 0.0f);
+    product<WRITE>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm_acc(UPDATED Strided<OUT> c, Strided<const T> a,
                                                                Strided<const T> b, const T *bias, int m, int n, int k,
                                                                int batch1, int batch2, float alpha, float beta) {
     __shared__ __align__(16) float tiles[2 * TILE_K * (TILE_M + TILE_N + 2 * PAD)];
-    product<true>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha, beta);
+    product<ADD>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha, beta);
 }
+
+#ifdef TANH
+// One block a multiprocessor will do where its registers are more than two leave.
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_gelu(Strided<OUT> c, OUT *pre, Strided<const T> a,
+                                                                Strided<const T> b, const T *bias, int m, int n, int k,
+                                                                int batch1, int batch2, float alpha) {
+    __shared__ __align__(16) float tiles[2 * TILE_K * (TILE_M + TILE_N + 2 * PAD)];
+    product<ACTIVATE>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha, 0.0f, pre);
+}
+#endif

@@ -95,6 +95,9 @@ def gemm(new):
     for m in (64, 2048):  # few tiles and many
         yield new(m, 72) @ new(72, m)  # whose gradients are products with a transposed factor
     yield new(2, 5, 3) @ new(3, 7)
+    for form in ("none", "tanh"):
+        yield F.linear(new(64, 72), new(2048, 72), gelu=form)
+        yield F.linear(new(2048, 72), new(2048, 72), gelu=form)
     layer = tg.nn.Linear(72, 64).to(new().dtype)
     tg.optim.SGD(layer.parameters(), lr=0.1)  # gives places for gradients, into which the second one is added
     for _ in range(2):

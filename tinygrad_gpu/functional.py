@@ -9,8 +9,9 @@ from .ops.cross_entropy import REDUCTIONS, CrossEntropy
 from .ops.dropout import Dropout, check_probability
 from .ops.elementwise import Relu, Silu
 from .ops.embedding import Embedding
+from .ops.gelu import FORMS as GELU_FORMS
 from .ops.gelu import Gelu
-from .ops.gemm import Linear
+from .ops.gemm import Linear, LinearGelu
 from .ops.layernorm import AddLayerNorm, LayerNorm, RMSNorm
 from .ops.linear_cross_entropy import LinearCrossEntropy
 from .ops.rotary import Rotary
@@ -53,18 +54,22 @@ def _loss_options(name, ignore_index, reduction, label_smoothing, **constant):
     }
 
 
-def linear(x, weight, bias=None):
-    """x @ weight.T + bias.
+def linear(x, weight, bias=None, *, gelu=None):
+    """x @ weight.T + bias; with gelu="none" or "tanh" that form of GELU of it, by the same kernel where that is ours.
 
     x (..., in), weight (out, in), bias (out,) or None, all of one floating dtype; gives (..., out). Half types are
-    summed in float32 and rounded once. Errors: TypeError for other dtypes, ValueError for shapes that do not fit.
+    summed in float32 and rounded once, before a GELU too. Errors: TypeError for other dtypes, ValueError for shapes
+    that do not fit and for another gelu.
 
     >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
     >>> F.linear(tg.ones(1, 3), tg.ones(2, 3), tg.Tensor([0.0, 1.0]))
     tensor([[3., 4.]])
     """
     _check_tensors("linear", ("bias",), x=x, weight=weight, bias=bias)
-    return Linear.apply(x, weight, bias)
+    if gelu is None:
+        return Linear.apply(x, weight, bias)
+    check(gelu in GELU_FORMS, f'linear: gelu must be None, "none" or "tanh", got {gelu!r}')
+    return LinearGelu.apply(x, weight, bias, approximate=gelu)
 
 
 def embedding(ids, weight):

@@ -481,6 +481,7 @@ class CausalSelfAttention(Module):
 
 
 _ACTIVATIONS = {"gelu_tanh": lambda x: F.gelu(x, "tanh"), "gelu": F.gelu, "relu": F.relu, "swiglu": F.silu}
+_GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 
 
 def _check_activation(name, activation):
@@ -511,8 +512,11 @@ class MLP(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
-        act = _ACTIVATIONS[self.activation]
-        h = act(self.c_fc(x)) if self.c_gate is None else act(self.c_gate(x)) * self.c_fc(x)
+        act, form = _ACTIVATIONS[self.activation], _GELU_FORMS.get(self.activation)
+        if form and type(self.c_fc) is Linear:  # not another module put in its place
+            h = F.linear(x, self.c_fc.weight, self.c_fc.bias, gelu=form)
+        else:
+            h = act(self.c_fc(x)) if self.c_gate is None else act(self.c_gate(x)) * self.c_fc(x)
         return self.dropout(self.c_proj(h))
 
 

@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tinygrad_gpu as tg
+import tinygrad_gpu.functional as F
 from tests.ops.helpers import ROUNDING, as_float64, assert_near, check_dtype, gradients, layouts, leaf, returned_by
 from tinygrad_gpu.autograd import Place
 from tinygrad_gpu.device import array_module
 from tinygrad_gpu.ops import gemm
 from tinygrad_gpu.ops.gemm import Linear, MatMul, column_sum, product, product_into
 from tinygrad_gpu.testing import strategies
+
+rng = np.random.default_rng
 
 
 def linear(x, weight, bias=None):
@@ -229,6 +232,37 @@ def test_kernels(kernels, engine, data):
     assert error.max(initial=0) <= 2 * ROUNDING[out] + 2 * ROUNDING[tg.float32] * (k + 1) ** 0.5
 
 
+@pytest.mark.parametrize("form", ["none", "tanh"])
+@settings(max_examples=10)
+@given(data=st.data())
+def test_linear_with_gelu(backend, form, data):
+    """Is a GELU of the linear layer, its result rounded: values and gradients, with a bias and without, frozen inputs
+    too."""
+    dtype = data.draw(st.sampled_from(list(ROUNDING)))
+    lead, width, out = data.draw(st.sampled_from([((), 1, 1), ((0,), 3, 2), ((5,), 8, 16), ((2, 33), 17, 65)]))
+    arrays = [rng(i).uniform(-1, 1, s) for i, s in enumerate([(*lead, width), (out, width), (out,)])]
+    arrays = arrays[: data.draw(st.sampled_from([2, 3]))]
+    frozen = data.draw(st.sampled_from([None, 0, 1]))
+    results = []
+    for op in (lambda *t: F.linear(*t, gelu=form), lambda *t: F.linear(*t).gelu(form)):
+        leaves = [leaf(a, dtype=dtype, requires_grad=i != frozen) for i, a in enumerate(arrays)]
+        y = op(*leaves)
+        y.backward(tg.ones_like(y))
+        results.append([y, *(t.grad for t in leaves)])
+    for a, b in zip(*results, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert_near(as_float64(a.data), as_float64(b.data), rtol=2 * ROUNDING[dtype], atol=1e-6)
+
+
+def test_linear_with_gelu_by_differences(device):
+    leaves = [leaf(rng(i).standard_normal(s)) for i, s in enumerate([(3, 4), (5, 4), (5,)])]
+    for form in ("none", "tanh"):
+        assert tg.testing.gradcheck(lambda *t, form=form: F.linear(*t, gelu=form), *leaves)
+    with pytest.raises(ValueError, match='linear: gelu must be None, "none" or "tanh", got True'):
+        F.linear(*leaves, gelu=True)
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [((2, 1, 3, 5), (4, 5, 2)), ((2, 1, 3, 1, 3, 5), (3, 2, 5, 4)), ((1, 2, 1, 2, 1, 5), (2, 1, 2, 1, 5, 1))],
@@ -255,12 +289,12 @@ def test_config():
     layouts = [(True, 4)] * 3
     f4 = np.dtype(np.float32)
     tiles = {
-        mn: dict(gemm.config(*mn, 1, f4, f4, *layouts, False, 132).defines)["TILE_M"]
+        mn: dict(gemm.config("gemm", *mn, 1, f4, f4, *layouts, 132).defines)["TILE_M"]
         for mn in [(128, 128), (8192, 8192), (1408, 1536), (1407, 1408)]
     }
     assert tiles == {(128, 128): 64, (8192, 8192): 128, (1408, 1536): 128, (1407, 1408): 64}
     with pytest.raises(ValueError, match=r"2\^31 or more"):
-        gemm.config(1, 1, 2**31, f4, f4, *layouts, False, 132)
+        gemm.config("gemm", 1, 1, 2**31, f4, f4, *layouts, 132)
 
 
 def test_switches(monkeypatch):

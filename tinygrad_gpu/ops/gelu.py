@@ -114,15 +114,15 @@ def _tanh_bwd(dy, x):
     return slope
 
 
-_FORMS = {"none": (_exact, _exact_bwd), "tanh": (_tanh, _tanh_bwd)}
+FORMS = {"none": (_exact, _exact_bwd), "tanh": (_tanh, _tanh_bwd)}
 
 
 def fwd(x, approximate):
-    return blockwise(_FORMS[approximate][0], x)
+    return blockwise(FORMS[approximate][0], x)
 
 
 def bwd(dy, x, approximate):
-    return blockwise(_FORMS[approximate][1], dy, x)
+    return blockwise(FORMS[approximate][1], dy, x)
 
 
 def fwd_kernel(x, approximate):
@@ -144,7 +144,7 @@ def bwd_kernel(dy, x, approximate):
 class Gelu(Function):
     def forward(ctx, x, approximate):
         check_float("gelu", x=x)
-        check(approximate in _FORMS, f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
+        check(approximate in FORMS, f'gelu: approximate must be "none" or "tanh", got {approximate!r}')
         ctx.save_for_backward(x)
         ctx.approximate = approximate
         return pick(x, fwd, fwd_kernel)(x, approximate)

@@ -2,7 +2,7 @@
 
 C = A B:  dA = dC B^T,  dB = A^T dC, each summed back over broadcast batch axes.
           A (..., M, K), B (..., K, N), C (..., M, N)
-y = x W^T + b:  dx = dy W,  dW = dy^T x,  db = sum(dy).
+y = x W^T + b:  dx = dy W,  dW = dy^T x,  db = sum(dy), and the same under a GELU.
           x (..., C), W (O, C), b (O,), y (..., O)
 Half types are multiplied and summed in float32 and rounded once, at the end.
 """
@@ -17,6 +17,7 @@ from ..autograd import Function
 from ..config import config as switches
 from ..device import array_module
 from ..dtypes import accumulator
+from . import gelu
 from .common import check, check_float, narrow, pick, unbroadcast, widen
 from .copy import merged
 from .elementwise import compute_kernel
@@ -99,8 +100,9 @@ def _layout_of(shape, strides, size, misplaced):
 
 
 @functools.cache
-def config(m, n, batch, dtype, out, a, b, c, acc, processors):
-    """The Launch of `batch` products (m, n) in `dtype`, their results in `out`; a, b and c are what _layout gives.
+def config(name, m, n, batch, dtype, out, a, b, c, processors, **defines):
+    """The Launch of `batch` products (m, n) in `dtype`, their results in `out`, by the kernel `name`; a, b and c are
+    what _layout gives.
 
     A tile of 128 x 128 does 64 products for each element it reads, one of 64 x 64 half as many, but four times as many
     of those fill a GPU with less work.
@@ -110,20 +112,32 @@ def config(m, n, batch, dtype, out, a, b, c, acc, processors):
     depth = 32 if tile == 64 and dtype.itemsize == 2 else 16  # a vector for each of 256 threads
     tiles = batch * -(-m // tile) * -(-n // tile)
     check(tiles < 2**31, f"matmul: {batch} products ({m}, {n}) have {tiles} tiles of {tile} x {tile}, 2^31 or more")
-    defines = {"TILE_M": tile, "TILE_N": tile, "TILE_K": depth}
+    defines |= {"TILE_M": tile, "TILE_N": tile, "TILE_K": depth}
     defines |= {"A_ALONG_K": int(a[0]), "VEC_A": a[1], "B_ALONG_K": int(not b[0]), "VEC_B": b[1]}
     defines |= {"VEC_C": 4 if c[0] and c[1] > 1 else 1, "T": dtype, "OUT": out}
-    return kernel.Launch("gemm.cu", "gemm_acc" if acc else "gemm", (tiles,), (256,), **defines)
+    return kernel.Launch("gemm.cu", name, (tiles,), (256,), **defines)
+
+
+def _launch(name, c, outputs, a, b, bias, scalars, **defines):
+    (*batch, m, n), k = c.shape, a.shape[-1]
+    batch = (1, 1, 1, *batch)[-3:]
+    sizes, layouts = (m, n, math.prod(batch), a.dtype, c.dtype), (_layout(a), _layout(b), _layout(c))
+    what = config(name, *sizes, *layouts, kernel.limits(c).processors, **defines)
+    operands = kernel.Strided(a), kernel.Strided(b)
+    kernel.launch(what, kernel.Strided(c), *outputs, *operands, bias, m, n, k, *batch[1:], *scalars)
 
 
 def product_kernel(c, a, b, alpha, beta, bias=None):
     """c = alpha a b + beta c + bias by gemm.cu, for arrays of any strides with the same batch axes, at most three."""
-    (*batch, m, n), k = c.shape, a.shape[-1]
-    batch = (1, 1, 1, *batch)[-3:]
-    layouts = _layout(a), _layout(b), _layout(c)
-    what = config(m, n, math.prod(batch), a.dtype, c.dtype, *layouts, beta != 0, kernel.limits(c).processors)
-    operands = (kernel.Strided(x) for x in (c, a, b))
-    kernel.launch(what, *operands, bias, m, n, k, *batch[1:], *((alpha, beta) if beta else (alpha,)))
+    _launch("gemm_acc" if beta else "gemm", c, (), a, b, bias, (alpha, beta) if beta else (alpha,))
+
+
+def gelu_kernel(a, b, bias, approximate, keep):
+    """GELU(a b + bias), of the rounded sum, and that sum if it is to be kept, else None; (M, K) by (K, N)."""
+    xp = array_module(a)
+    y, pre = (xp.empty((len(a), b.shape[1]), a.dtype) if wanted else None for wanted in (True, keep))
+    _launch("gemm_gelu", y, (pre,), a, b, bias, (1.0,), TANH=int(approximate == "tanh"))
+    return y, pre
 
 
 def _by_library(x):
@@ -217,6 +231,14 @@ class MatMul(Function):
 
 class Linear(Function):
     def forward(ctx, x, weight, bias):
+        ctx._take(x, weight, bias)
+        y = product(rows(x), weight.T, bias=bias, dtype=x.dtype)
+        return y.reshape(*x.shape[:-1], len(weight))
+
+    def backward(ctx, dy):
+        return ctx._gradients(dy, *ctx.saved_arrays)
+
+    def _take(ctx, x, weight, bias):
         check_float("linear", x=x, weight=weight, bias=bias)
         check(weight.ndim == 2, f"linear: weight must have shape (out, in), got {weight.shape}")
         out, width = weight.shape
@@ -225,10 +247,8 @@ class Linear(Function):
             check(bias.shape == (out,), f"linear: bias must have shape (out,) = ({out},), got {bias.shape}")
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
         ctx.shape = x.shape
-        return product(rows(x), weight.T, bias=bias, dtype=x.dtype).reshape(*x.shape[:-1], out)
 
-    def backward(ctx, dy):
-        x, weight = ctx.saved_arrays
+    def _gradients(ctx, dy, x, weight):
         dy = rows(dy)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
@@ -238,3 +258,23 @@ class Linear(Function):
         if ctx.needs_input_grad[2]:
             dbias = column_sum(dy)
         return dx, dweight, dbias
+
+
+class LinearGelu(Linear):
+    """y = GELU(x W^T + b), in one kernel where that is ours; the gradient of GELU is that of gelu.py."""
+
+    def forward(ctx, x, weight, bias, approximate):
+        ctx._take(x, weight, bias)
+        ctx.approximate, keep, shape = approximate, any(ctx.needs_input_grad), (*x.shape[:-1], len(weight))
+        if kernel.runs(x) and not _by_library(x):
+            y, pre = gelu_kernel(rows(x), weight.T, bias, approximate, keep)
+        else:
+            pre = product(rows(x), weight.T, bias=bias, dtype=x.dtype)
+            y = pick(x, gelu.fwd, gelu.fwd_kernel)(pre, approximate)
+        ctx.pre = pre if keep else None
+        return y.reshape(shape)
+
+    def backward(ctx, dy):
+        return ctx._gradients(
+            pick(dy, gelu.bwd, gelu.bwd_kernel)(rows(dy), ctx.pre, ctx.approximate), *ctx.saved_arrays
+        )
