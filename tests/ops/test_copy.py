@@ -46,6 +46,19 @@ def test_copied(kernels, dtype, data):
     assert (out == x).all()
 
 
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("columns", [1, 7, 64])
+def test_repeated_rows(kernels, dtype, columns):
+    """One row, or one column, for all: a stride of 0, into memory with gaps between rows too."""
+    xp = array_module(tg.zeros(1).data)
+    row = xp.asarray(rng(0).standard_normal(columns).astype(dtype))
+    out = xp.zeros((5, columns + 8), dtype)
+    copy.copied(xp.broadcast_to(row, (5, columns)), out[:, :columns])
+    assert (out[:, :columns] == row).all()
+    assert (out[:, columns:] == 0).all()
+    assert (copy.copied(xp.broadcast_to(row[:, None], (columns, 9))) == row[:, None]).all()
+
+
 def test_more_axes_than_a_kernel_takes(kernels):
     """Those that cannot be merged with their neighbours: NumPy or CuPy copies."""
     x = tg.Tensor(rng(0).standard_normal((2,) * 7), dtype=tg.float32).data.transpose()

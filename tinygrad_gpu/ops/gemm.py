@@ -19,8 +19,7 @@ from ..device import array_module
 from ..dtypes import accumulator
 from . import gelu
 from .common import check, check_float, narrow, pick, unbroadcast, widen
-from .copy import merged
-from .elementwise import compute_kernel
+from .copy import copied, merged
 
 
 def product(a, b, *, out=None, alpha=1.0, beta=0.0, bias=None, dtype=None):
@@ -159,18 +158,23 @@ def _on_device(a, b, out, alpha, beta, bias, dtype):
     for views in _batches(c, a, b):
         if not _by_library(a):
             product_kernel(*views, alpha, beta, bias)
-        else:
+        elif bias is None:
             blas.product(*views, alpha, beta)
-            if bias is not None:
-                _add_bias(views[0], bias)
+        else:
+            _begin_with(views[0], bias, beta)
+            blas.product(*views, alpha, 1.0)
     return out
 
 
-def _add_bias(c, bias):
-    if c.dtype == bias.dtype and c.flags.c_contiguous:
-        compute_kernel("add", c, bias, out=c)
-    else:
+def _begin_with(c, bias, beta):
+    """c = bias + beta c, to which a library adds the product: with the bias in, half results are rounded once."""
+    if beta:
+        c *= beta
         c += bias
+    elif c.dtype == bias.dtype:
+        copied(array_module(c).broadcast_to(bias, c.shape), c)
+    else:
+        c[...] = bias
 
 
 def _batches(c, a, b):
@@ -179,7 +183,7 @@ def _batches(c, a, b):
     xp, batch = array_module(c), c.shape[:-2]
     if not batch:
         return [(c, a, b)]
-    views = [xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (c, a, b)]
+    views = [c, *(xp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))]
     shape, *steps = merged(batch, *(x.strides[:-2] for x in views))
     views = [
         xp.lib.stride_tricks.as_strided(x, (*shape, *x.shape[-2:]), (*own, *x.strides[-2:]))
