@@ -3,7 +3,6 @@
 python benchmarks/bench_adamw.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import cupy
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import tinygrad_gpu as tg  # noqa: E402
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 
 C = 768
 BLOCK = [(C,), (C,), (3 * C, C), (3 * C,), (C, C), (C,), (C,), (C,), (4 * C, C), (4 * C,), (C, 4 * C), (C,)]
@@ -63,8 +62,14 @@ def cases(name, dtype):
         yield Case(f"{label} {name} {dtype}", run, {"torch": theirs}, check, bytes=moved)
 
 
+def every():
+    for name, dtype in (
+        ("124M in 148 tensors", tg.float32),
+        ("124M in 148 tensors", tg.bfloat16),
+        ("1G in one", tg.float32),
+    ):
+        yield from cases(name, dtype)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_adamw.json")
-    every = [("124M in 148 tensors", tg.float32), ("124M in 148 tensors", tg.bfloat16), ("1G in one", tg.float32)]
-    compare("bench_adamw", (case for what in every for case in cases(*what)), parser.parse_args().keep)
+    main("bench_adamw", __doc__, every)

@@ -3,7 +3,6 @@
 python benchmarks/bench_copy.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare  # noqa: E402
+from benchmarks.harness import Case, as_torch, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops.copy import copied  # noqa: E402
 
@@ -36,8 +35,10 @@ def cases(dtype):
         )
 
 
+def every():
+    for dtype in (dtypes.float32, dtypes.bfloat16):
+        yield from cases(dtype)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_copy.json")
-    every = (case for dtype in (dtypes.float32, dtypes.bfloat16) for case in cases(dtype))
-    compare("bench_copy", every, parser.parse_args().keep)
+    main("bench_copy", __doc__, every)

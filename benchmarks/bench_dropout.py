@@ -3,7 +3,6 @@
 python benchmarks/bench_dropout.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops import dropout  # noqa: E402
 
@@ -51,8 +50,10 @@ def cases(shape, dtype):
     )
 
 
+def every():
+    for dtype in (dtypes.float32, dtypes.bfloat16):
+        yield from cases((32768, 3072), dtype)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_dropout.json")
-    every = [case for dtype in (dtypes.float32, dtypes.bfloat16) for case in cases((32768, 3072), dtype)]
-    compare("bench_dropout", every, parser.parse_args().keep)
+    main("bench_dropout", __doc__, every)

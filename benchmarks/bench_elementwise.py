@@ -4,7 +4,6 @@ the launch.
 python benchmarks/bench_elementwise.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops import elementwise  # noqa: E402
 
@@ -55,16 +54,11 @@ def cases(shape, dtype):
         )
 
 
+def every():
+    large, small = (32768, 3072), (1024, 768)
+    for shape, dtype in ((large, dtypes.float32), (large, dtypes.bfloat16), (small, dtypes.bfloat16)):
+        yield from cases(shape, dtype)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_elementwise.json")
-    every = [
-        case
-        for shape, dtype in (
-            ((32768, 3072), dtypes.float32),
-            ((32768, 3072), dtypes.bfloat16),
-            ((1024, 768), dtypes.bfloat16),
-        )
-        for case in cases(shape, dtype)
-    ]
-    compare("bench_elementwise", every, parser.parse_args().keep)
+    main("bench_elementwise", __doc__, every)

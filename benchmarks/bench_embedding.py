@@ -3,7 +3,6 @@
 python benchmarks/bench_embedding.py [--keep]
 """
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops import embedding  # noqa: E402
 
@@ -56,19 +55,17 @@ def cases(vocabulary, ids, width, dtype, label):
     )
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_embedding.json")
+def every():
     n, width = 32768, 768
     inputs = {
         "bytes": (256, frequent(n, 256)),
         "GPT-2": (50257, frequent(n, 50257)),
         "one id": (256, cupy.zeros(n, cupy.int64)),
     }
-    every = [
-        case
-        for dtype in (dtypes.float32, dtypes.bfloat16)
-        for label, (vocabulary, ids) in inputs.items()
-        for case in cases(vocabulary, ids, width, dtype, label)
-    ]
-    compare("bench_embedding", every, parser.parse_args().keep)
+    for dtype in (dtypes.float32, dtypes.bfloat16):
+        for label, (vocabulary, ids) in inputs.items():
+            yield from cases(vocabulary, ids, width, dtype, label)
+
+
+if __name__ == "__main__":
+    main("bench_embedding", __doc__, every)

@@ -3,7 +3,6 @@
 python benchmarks/bench_gelu.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops import gelu  # noqa: E402
 
@@ -40,13 +39,11 @@ def cases(shape, dtype, form):
     )
 
 
+def every():
+    for dtype in (dtypes.float32, dtypes.bfloat16):
+        for form in ("none", "tanh"):
+            yield from cases((32768, 3072), dtype, form)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_gelu.json")
-    every = [
-        case
-        for dtype in (dtypes.float32, dtypes.bfloat16)
-        for form in ("none", "tanh")
-        for case in cases((32768, 3072), dtype, form)
-    ]
-    compare("bench_gelu", every, parser.parse_args().keep)
+    main("bench_gelu", __doc__, every)

@@ -3,7 +3,6 @@
 python benchmarks/bench_gemm.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import cupy
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import tinygrad_gpu as tg  # noqa: E402
-from benchmarks.harness import Case, as_torch, compare, gemm_ceiling  # noqa: E402
+from benchmarks.harness import Case, as_torch, gemm_ceiling, main  # noqa: E402
 from tinygrad_gpu import blas  # noqa: E402
 from tinygrad_gpu.ops import gemm  # noqa: E402
 
@@ -62,9 +61,10 @@ def case(label, a_shape, b_shape, turned, dtype):
     )
 
 
+def every():
+    for shape in shapes(32768, 8192):
+        yield case(*shape, tg.float32)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_gemm.json")
-    keep = parser.parse_args().keep
-    every = (case(*shape, tg.float32) for shape in shapes(32768, 8192))
-    compare("bench_gemm", every, keep, gemm_ceiling(cupy.dtype("float32")))
+    main("bench_gemm", __doc__, every, lambda: gemm_ceiling(cupy.dtype("float32")))

@@ -3,7 +3,6 @@
 python benchmarks/bench_layernorm.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops import layernorm  # noqa: E402
 
@@ -86,14 +85,12 @@ def cases(name, shape, dtype):
     )
 
 
+def every():
+    for shape in ((32768, 768), (16384, 4096)):
+        for dtype in (dtypes.float32, dtypes.bfloat16):
+            for name in FORMS:
+                yield from cases(name, shape, dtype)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_layernorm.json")
-    every = (
-        case
-        for shape in ((32768, 768), (16384, 4096))
-        for dtype in (dtypes.float32, dtypes.bfloat16)
-        for name in FORMS
-        for case in cases(name, shape, dtype)
-    )
-    compare("bench_layernorm", every, parser.parse_args().keep)
+    main("bench_layernorm", __doc__, every)

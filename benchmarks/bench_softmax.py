@@ -3,7 +3,6 @@
 python benchmarks/bench_softmax.py [--keep]
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import cupy
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from benchmarks.harness import Case, as_torch, compare, distance  # noqa: E402
+from benchmarks.harness import Case, as_torch, distance, main  # noqa: E402
 from tinygrad_gpu import dtypes  # noqa: E402
 from tinygrad_gpu.ops import softmax  # noqa: E402
 
@@ -85,16 +84,12 @@ def causal_cases(heads, length, dtype):
     )
 
 
+def every():
+    for dtype in (dtypes.float32, dtypes.bfloat16):
+        for name in FORMS:
+            yield from cases(name, (16384, 4096), dtype)
+    yield from causal_cases(384, 1024, dtypes.bfloat16)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/bench_softmax.json")
-    every = [
-        *(
-            case
-            for dtype in (dtypes.float32, dtypes.bfloat16)
-            for name in FORMS
-            for case in cases(name, (16384, 4096), dtype)
-        ),
-        *causal_cases(384, 1024, dtypes.bfloat16),
-    ]
-    compare("bench_softmax", every, parser.parse_args().keep)
+    main("bench_softmax", __doc__, every)

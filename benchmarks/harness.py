@@ -1,5 +1,6 @@
 """What benchmarks share: the spread of repeated timings, and results kept with commit, machine and date."""
 
+import argparse
 import datetime
 import functools
 import json
@@ -146,6 +147,15 @@ def compare(name, cases, keep_results, ceiling=None):
         lines.append(line)
     if keep_results:
         print("kept in", keep(name, {"gpu": gpu(), "copy_GB/s": copy_ceiling() / 1e9, "cases": lines}))
+
+
+def main(name, description, cases, ceiling=None):
+    """The command line of a GPU benchmark. cases(), and ceiling() if given, are for `compare`: made one by one, only
+    once the options are right."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", action="store_true", help=f"write benchmarks/results/{name}.json")
+    keep_results = parser.parse_args().keep
+    compare(name, cases(), keep_results, ceiling and ceiling())
 
 
 def as_torch(array):
