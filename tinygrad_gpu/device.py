@@ -183,10 +183,14 @@ def is_writable(array) -> bool:
     return getattr(array.flags, "writeable", True) and not (array.size and repeats)
 
 
+def address(array) -> int:
+    """Where the first element of an array lies."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
 def same_elements(a, b) -> bool:
     """Whether two arrays of one device are the same view of the same memory."""
-    first, second = (x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr for x in (a, b))
-    return first == second and a.shape == b.shape and a.strides == b.strides
+    return address(a) == address(b) and a.shape == b.shape and a.strides == b.strides
 
 
 def _keep_freed_memory():

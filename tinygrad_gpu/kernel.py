@@ -139,8 +139,7 @@ class Strided:
         self.array, self.dtype = array, array.dtype
         size = array.dtype.itemsize
         strides = [s // size for s in (array.strides if strides is None else strides)]
-        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-        self.packed = np.array((address, [0] * (5 - len(strides)) + strides), self.layout)[()]
+        self.packed = np.array((device.address(array), [0] * (5 - len(strides)) + strides), self.layout)[()]
 
 
 class Parameter(NamedTuple):

@@ -246,7 +246,7 @@ def bwd_kernel(do, q, k, v, o, lse, problem, needs):
             dp = product(g, values.swapaxes(-1, -2))
             _drop(dp, block, problem)
             ds = dp if dp.dtype == q.dtype else xp.empty(dp.shape, q.dtype)
-        softmax.causal_bwd(s, xp.ascontiguousarray(_heads(lse, block, problem)), dp, scale, *mask, p=p, ds=ds)
+        softmax.causal_bwd(s, *contiguous(_heads(lse, block, problem)), dp, scale, *mask, p=p, ds=ds)
         if dv is not None:
             _drop(p, block, problem)
             _sum_of_group(p, g, dv[block])

@@ -3,10 +3,8 @@ an op's mathematics and its kernels, and the launch that element-wise kernels sh
 
 import functools
 
-import numpy as np
-
 from .. import kernel
-from ..device import array_module, is_array
+from ..device import address, array_module, is_array
 from ..dtypes import accumulator, is_float
 
 
@@ -99,11 +97,8 @@ def vector(width, *arrays):
     all addresses are multiples of that, else 1. None passes."""
     arrays = [a for a in arrays if a is not None]
     n = 16 // max(a.itemsize for a in arrays)
-    for a in arrays:
-        address = a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr
-        if address % (n * a.itemsize):
-            return 1
-    return n if width % n == 0 else 1
+    fits = width % n == 0 and not any(address(a) % (n * a.itemsize) for a in arrays)
+    return n if fits else 1
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""Copies between memory layouts: y = x. On a GPU by a kernel, which CuPy's own copies of half types take many times
-longer than.
+"""Copies between memory layouts: y = x. On a GPU by a kernel, since CuPy's own copies of half types take several times
+as long.
 
 Shapes: x and y of one shape and dtype, with any strides.
 """
@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from .. import kernel
-from ..device import array_module
+from ..device import address, array_module
 
 _AXES = 5  # that the kernel takes
 
@@ -44,10 +44,6 @@ def config(shape, to, source, size, misplaced, dtype):
     return what, (1, *(1 for _ in padding), *shape)[-_AXES + 1 :], padding + to, padding + source
 
 
-def _address(x):
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
-
-
 def copied(x, out=None):
     """x copied to `out`, of its shape and dtype, or to a new C-contiguous array."""
     if out is None:
@@ -56,7 +52,7 @@ def copied(x, out=None):
     if not kernel.runs(x) or len(shape) > _AXES:
         out[...] = x
         return out
-    misplaced = (_address(x) | _address(out)) % 16
+    misplaced = (address(x) | address(out)) % 16
     what, sizes, to, source = config(shape, to, source, x.itemsize, misplaced, x.dtype)
     kernel.launch(what, kernel.Strided(out, to), kernel.Strided(x, source), x.size, *sizes)
     return out

@@ -15,7 +15,7 @@ import numpy as np
 from .. import blas, kernel
 from ..autograd import Function
 from ..config import config as switches
-from ..device import array_module
+from ..device import address, array_module
 from ..dtypes import accumulator
 from . import gelu
 from .common import check, check_float, narrow, pick, unbroadcast, widen
@@ -85,8 +85,7 @@ def column_sum(a):
 def _layout(x):
     """Of a matrix, or a batch: (whether the kernel reads along its last axis, not along the one before; how many
     elements at once: 16 bytes of them where strides and address allow it)."""
-    address = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
-    return _layout_of(x.shape, x.strides, x.itemsize, address % 16)
+    return _layout_of(x.shape, x.strides, x.itemsize, address(x) % 16)
 
 
 @functools.cache
