@@ -1,6 +1,7 @@
-"""Matrix products on a GPU: our kernel, the vendor's library as the engine calls it, CuPy's matmul and PyTorch's.
+"""Matrix products on a GPU, plain and with what training does beside them, as our kernels do it in one launch: against
+the vendor's library and a launch for each of the rest, as the engine has them, and against PyTorch's.
 
-python benchmarks/bench_gemm.py [--keep]
+python benchmarks/bench_gemm.py [--no-peers] [--keep]
 """
 
 import sys
@@ -13,58 +14,131 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import tinygrad_gpu as tg  # noqa: E402
 from benchmarks.harness import Case, as_torch, gemm_ceiling, main  # noqa: E402
 from tinygrad_gpu import blas  # noqa: E402
-from tinygrad_gpu.ops import gemm  # noqa: E402
+from tinygrad_gpu.ops import elementwise, gelu, gemm  # noqa: E402
+from tinygrad_gpu.ops.gemm_config import ADD, GELU, SLOPE  # noqa: E402
 
-# The layers of GPT-2 124M at 32,768 tokens (K, N), and a square.
-LAYERS = [(768, 2304), (768, 768), (768, 3072), (3072, 768)]
+TOKENS = 32768
+# The layers of GPT-2 124M, (K, N), and what goes with their products in training: forward, dX, dW.
+LAYERS = {
+    (768, 2304): ("bias", None, "accumulate and bias gradient"),
+    (768, 768): ("bias", None, "accumulate and bias gradient"),
+    (768, 3072): ("bias and GELU", None, "accumulate and bias gradient"),
+    (3072, 768): ("bias and residual", "GELU's slope", "accumulate and bias gradient"),
+    (768, 50304): (None, None, "accumulate"),
+}
 ROUNDING = {tg.float32: 2.0**-24, tg.float16: 2.0**-11, tg.bfloat16: 2.0**-8}
 
 
-def shapes(tokens, size):
-    """(label, shape of a, shape of b, whether each is the transpose of its memory)."""
-    for k, n in LAYERS:
-        yield f"forward {tokens}x{k} {k}x{n}", (tokens, k), (k, n), (False, True)
-        yield f"dX {tokens}x{n} {n}x{k}", (tokens, n), (n, k), (False, False)
-        yield f"dW {n}x{tokens} {tokens}x{k}", (n, tokens), (tokens, k), (True, False)
-    yield f"square {size}", (size, size), (size, size), (False, False)
+def normal(*shape, dtype, scale=1.0):
+    """Normal numbers, a part at a time: float32 takes twice the room."""
+    x = cupy.empty(shape, dtype)
+    for i in range(0, len(x), 4096):
+        x[i : i + 4096] = cupy.random.standard_normal(x[i : i + 4096].shape, dtype=cupy.float32) * scale
+    return x
 
 
-def case(label, a_shape, b_shape, turned, dtype):
-    import torch
+def operands(kind, k, n, dtype):
+    """a and b as training has them: transposed views for the forward's weight, and for dW's first factor."""
+    if kind == "forward":
+        return normal(TOKENS, k, dtype=dtype), normal(n, k, dtype=dtype).T
+    if kind == "dX":
+        return normal(TOKENS, n, dtype=dtype), normal(n, k, dtype=dtype)
+    return normal(TOKENS, n, dtype=dtype).T, normal(TOKENS, k, dtype=dtype)
 
-    a, b = (
-        cupy.random.standard_normal(shape[::-1] if turn else shape, dtype=cupy.float32).astype(dtype)
-        for shape, turn in zip((a_shape, b_shape), turned, strict=True)
-    )
-    a, b = (x.T if turn else x for x, turn in zip((a, b), turned, strict=True))
-    c = cupy.empty((a_shape[0], b_shape[1]), dtype)
-    ta, tb, tc = as_torch(a), as_torch(b), as_torch(c)
+
+def turned(a):
+    """A CuPy matrix as a PyTorch tensor of the same memory, transposed ones too."""
+    return as_torch(a) if a.flags.c_contiguous else as_torch(a.T).T
+
+
+class Extra:
+    """What goes with a product: `ours` in one launch, `library` after the library's product, `torch` as PyTorch has it,
+    each a function of nothing; `exact(rows, product)` of the rows of a product in float64."""
+
+    def __init__(self, what, a, b, c):
+        import torch
+
+        (m, k), n, dtype = a.shape, b.shape[1], a.dtype
+        ta, tb, tc, scale = turned(a), turned(b), as_torch(c), k**-0.5
+        plain = {"alpha": scale}
+        self.exact = lambda rows, y: y * scale
+        self.results = [c]
+        if what is None:
+            self.ours = lambda: gemm.product_kernel(c, a, b, **plain)
+            self.library = lambda: blas.product(c, a, b, scale, 0.0)
+            self.torch = lambda: torch.matmul(ta, tb, out=tc)
+            return
+        bias, other, form = normal(n, dtype=dtype), normal(m, n, dtype=c.dtype), {"TANH": 1}
+        t_bias, t_other = as_torch(bias), as_torch(other)
+        wide = lambda rows, y: y * scale + bias.astype(cupy.float64)  # noqa: E731
+        if what == "bias":
+            self.ours = lambda: gemm.product_kernel(c, a, b, scale, bias=bias)
+            self.library = lambda: gemm._begin_with(c, bias, 0.0) or blas.product(c, a, b, scale, 1.0)
+            self.torch = lambda: torch.addmm(t_bias, ta, tb, alpha=scale, out=tc)
+            self.exact = wide
+        elif what == "bias and GELU":
+            pre = cupy.empty_like(c)
+            self.ours = lambda: gemm.product_kernel(c, a, b, scale, bias=bias, epilogue=GELU, pre=pre, **form)
+            self.library = lambda: (
+                gemm._begin_with(pre, bias, 0.0) or blas.product(pre, a, b, scale, 1.0),
+                gelu.fwd_kernel(pre, "tanh"),
+            )
+            self.torch = lambda: torch.nn.functional.gelu(torch.addmm(t_bias, ta, tb, alpha=scale), approximate="tanh")
+            self.exact = lambda rows, y: gelu.fwd(wide(rows, y), "tanh")
+        elif what == "bias and residual":
+            self.ours = lambda: gemm.product_kernel(c, a, b, scale, 1.0, bias, epilogue=ADD, other=other)
+            self.library = lambda: (
+                gemm._begin_with(c, bias, 0.0) or blas.product(c, a, b, scale, 1.0),
+                elementwise.compute_kernel("add", c, other),
+            )
+            self.torch = lambda: torch.addmm(t_bias, ta, tb, alpha=scale).add_(t_other)
+            self.exact = lambda rows, y: wide(rows, y) + other[rows].astype(cupy.float64)
+        elif what == "GELU's slope":
+            self.ours = lambda: gemm.product_kernel(c, a, b, scale, epilogue=SLOPE, other=other, **form)
+            self.library = lambda: (blas.product(c, a, b, scale, 0.0), gelu.bwd_kernel(c, other, "tanh"))
+            self.torch = lambda: torch.ops.aten.gelu_backward(torch.matmul(ta, tb), t_other, approximate="tanh")
+            self.exact = lambda rows, y: gelu.bwd(y * scale, other[rows].astype(cupy.float64), "tanh")
+        else:
+            sums = cupy.empty(m, cupy.float32) if "bias" in what else None
+            c[...] = 0
+            self.ours = lambda: gemm.product_kernel(c, a, b, scale, 1.0, sums=sums)
+            self.library = lambda: (
+                blas.product(c, a, b, scale, 1.0),
+                None if sums is None else gemm.column_sum(a.T),
+            )
+            self.torch = lambda: (tc.add_(ta @ tb), None if sums is None else ta.sum(1, dtype=torch.float32))
+
+
+def case(kind, k, n, what, dtype):
+    a, b = operands(kind, k, n, dtype)
+    c = cupy.empty((a.shape[0], b.shape[1]), tg.float32 if what and "accumulate" in what else dtype)
+    extra = Extra(what, a, b, c)
 
     def check():
         """Some rows against float64, relative to the size of what is summed."""
-        gemm.product_kernel(c, a, b, 1.0, 0.0)
-        rows = cupy.arange(0, c.shape[0], max(c.shape[0] // 64, 1))
-        some, exact = a[rows].astype(cupy.float64), b.astype(cupy.float64)
-        error = abs(c[rows] - some @ exact) / (abs(some) @ abs(exact))
-        return float(error.max()), 2 * ROUNDING[dtype] + 2 * a.shape[1] ** 0.5 * 2.0**-24
+        extra.ours()
+        rows = cupy.arange(0, len(c), max(len(c) // 64, 1))
+        some, whole = a[rows].astype(cupy.float64), b.astype(cupy.float64)
+        error = abs(c[rows] - extra.exact(rows, some @ whole)) / (abs(some) @ abs(whole) * a.shape[1] ** -0.5 + 1)
+        return float(error.max()), 2 * ROUNDING[c.dtype] + 2 * a.shape[1] ** 0.5 * 2.0**-24
 
     return Case(
-        f"{label} {dtype}",
-        lambda: gemm.product_kernel(c, a, b, 1.0, 0.0),
-        {
-            "library": lambda: blas.product(c, a, b, 1.0, 0.0),
-            "cupy": lambda: cupy.matmul(a, b, out=c),
-            "torch": lambda: torch.matmul(ta, tb, out=tc),
-        },
+        f"{kind} {k} x {n} {dtype}" + (f", {what}" if what else ""),
+        extra.ours,
+        {"library": extra.library, "torch": extra.torch},
         check,
         flops=2.0 * a.shape[0] * a.shape[1] * b.shape[1],
+        group="with what training adds" if what else "plain",
     )
 
 
 def every():
-    for shape in shapes(32768, 8192):
-        yield case(*shape, tg.float32)
+    for added in (False, True):
+        for (k, n), whats in LAYERS.items():
+            for kind, what in zip(("forward", "dX", "dW"), whats, strict=True):
+                if what or not added:
+                    yield case(kind, k, n, what if added else None, tg.bfloat16)
 
 
 if __name__ == "__main__":
-    main("bench_gemm", __doc__, every, lambda: gemm_ceiling(cupy.dtype("float32")))
+    main("bench_gemm", __doc__, every, lambda: gemm_ceiling(tg.bfloat16))

@@ -57,7 +57,7 @@ def keep(name, results):
 class Case(NamedTuple):
     """One line of a GPU benchmark: what is timed, as functions of nothing that queue their work, ours and peers'
     (name: function), the bytes through memory or the operations at the least, and `check`, which gives the largest
-    error of ours and what it may be."""
+    error of ours and what it may be. Of the lines of a group the geometric mean is taken of peers' times over ours."""
 
     label: str
     ours: Callable
@@ -65,6 +65,7 @@ class Case(NamedTuple):
     check: Callable
     bytes: float = 0
     flops: float = 0
+    group: str = ""
 
 
 @functools.cache
@@ -77,20 +78,27 @@ def _flusher():
 def milliseconds(run, rounds=30):
     """The spread of the time of run() on the GPU. Before each round 1 GiB is written, which empties the L2 cache and
     gives the CPU 0.3 ms to queue the launches of the round: they are timed without gaps, ours and peers' alike."""
+    return side_by_side([run], rounds)[0]
+
+
+def side_by_side(runs, rounds=30):
+    """The spreads of several, of which each has its turn in each round: a GPU's clock depends on what it did before."""
     import cupy
 
-    for _ in range(3):
-        run()
-    times, buffer = [], _flusher()
-    events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(rounds)]
-    for start, end in events:
-        buffer.fill(0)
-        start.record()
-        run()
-        end.record()
+    for run in runs:
+        for _ in range(3):
+            run()
+    buffer = _flusher()
+    events = [[(cupy.cuda.Event(), cupy.cuda.Event()) for _ in runs] for _ in range(rounds)]
+    for turn in events:
+        for run, (start, end) in zip(runs, turn, strict=True):
+            buffer.fill(0)
+            start.record()
+            run()
+            end.record()
     cupy.cuda.runtime.deviceSynchronize()
-    times = [cupy.cuda.get_elapsed_time(start, end) for start, end in events]
-    return spread(times)
+    times = [[cupy.cuda.get_elapsed_time(*pair) for pair in turn] for turn in events]
+    return [spread(each) for each in zip(*times, strict=True)]
 
 
 @functools.cache
@@ -120,15 +128,18 @@ def gpu():
     return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
 
 
-def compare(name, cases, keep_results, ceiling=None):
+def compare(name, cases, keep_results, ceiling=None, with_peers=True):
     """Check and time the cases, print a line for each, and keep all if asked for. Stops at a wrong result."""
-    lines = []
+    lines, ratios = [], {}
     for case in cases:
         error, bound = case.check()
         if not error <= bound:
             raise SystemExit(f"{name}: {case.label}: the error is {error:.3g}, more than {bound:.3g}")
-        ours = milliseconds(case.ours)
-        peers = {peer: milliseconds(run) for peer, run in case.peers.items()}
+        runs = case.peers if with_peers else {}
+        ours, *others = side_by_side([case.ours, *runs.values()])
+        peers = dict(zip(runs, others, strict=True))
+        for peer, time in peers.items():
+            ratios.setdefault((case.group, peer), []).append(time["median"] / ours["median"])
         line = {"case": case.label, "error": float(error), "ours_ms": ours, "peers_ms": peers}
         text = f"{case.label:44} {ours['median'] * 1e3:9.1f} us"
         if case.bytes:
@@ -145,8 +156,14 @@ def compare(name, cases, keep_results, ceiling=None):
             text += f" | {peer} {time['median'] * 1e3:.1f} us ({time['median'] / ours['median']:.2f}x)"
         print(text, flush=True)
         lines.append(line)
+    means = {f"{group}: {peer}".lstrip(": "): statistics.geometric_mean(r) for (group, peer), r in ratios.items()}
+    for what, mean in means.items():
+        print(f"{what}: {mean:.3f}x on the geometric mean")
+    results = {"gpu": gpu(), "copy_GB/s": copy_ceiling() / 1e9, "means": means, "cases": lines}
+    if ceiling:
+        results["gemm_TFLOP/s"] = ceiling / 1e12
     if keep_results:
-        print("kept in", keep(name, {"gpu": gpu(), "copy_GB/s": copy_ceiling() / 1e9, "cases": lines}))
+        print("kept in", keep(name, results))
 
 
 def main(name, description, cases, ceiling=None):
@@ -154,8 +171,9 @@ def main(name, description, cases, ceiling=None):
     once the options are right."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help=f"write benchmarks/results/{name}.json")
-    keep_results = parser.parse_args().keep
-    compare(name, cases(), keep_results, ceiling and ceiling())
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="time peers as well")
+    options = parser.parse_args()
+    compare(name, cases(), options.keep, ceiling and ceiling(), options.peers)
 
 
 def as_torch(array):

@@ -24,6 +24,8 @@
 
 // Marks a pointer parameter to what the kernel changes, or adds to; others that are not const it writes in full.
 #define UPDATED
+// Marks one to what the kernel may leave in part unwritten.
+#define SCRATCH
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
@@ -35,6 +37,15 @@ struct float16 {
 // The upper half of a float.
 struct bfloat16 {
     unsigned short bits;
+};
+
+template <typename U>
+struct is_bfloat16 {
+    static const bool value = false;
+};
+template <>
+struct is_bfloat16<bfloat16> {
+    static const bool value = true;
 };
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -110,6 +121,19 @@ __device__ __forceinline__ void store(U *there, const float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) v.of[i] = to<U>(x[i]);
     *(Vector<U, N> *)there = v;
+}
+
+// Two neighbours of a 16-bit type.
+template <typename U>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned y;
+    if constexpr (is_bfloat16<U>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+#else
+    return to<U>(low).bits | (unsigned)to<U>(high).bits << 16;
+#endif
 }
 
 // A matrix in any memory layout, or a batch of them with up to three axes: strides in elements, of the batch axes, of

@@ -12,13 +12,17 @@
 
 __device__ __forceinline__ float power(float x) { return __expf(-x * (LINEAR + CUBIC * x * x)); }
 
-__device__ __forceinline__ float gelu(float x) { return x <= -10.0f ? -0.0f : __fdividef(x, 1.0f + power(x)); }
+// Far out they are what they are at the limits here, 0 or 1 to fp32, without infinities. NaN stays.
+__device__ __forceinline__ float gelu(float x) {
+    x = x < -12.0f ? -12.0f : x;
+    return __fdividef(x, 1.0f + power(x));
+}
 
 __device__ __forceinline__ float gelu_slope(float x) {
-    if (x <= -10.0f) return 0.0f;
-    if (x >= 10.0f) return 1.0f;
-    float e = power(x), s = __fdividef(1.0f, 1.0f + e);
-    return s + s * (s * e) * x * (LINEAR + 3.0f * CUBIC * x * x);  // s e = 1 - s, without its rounding
+    x = x < -12.0f ? -12.0f : x > 12.0f ? 12.0f : x;
+    const float e = power(x), s = __fdividef(1.0f, 1.0f + e);
+    const float rest = x < 0.0f ? 1.0f - s : s * e;  // 1 - s, without its rounding where s is near 1, or e infinite
+    return s + s * rest * x * (LINEAR + 3.0f * CUBIC * x * x);
 }
 #else
 // Q(a) / exp(-a^2 / 2) for a >= 0, Q the upper tail of the normal distribution: Hart's rational function.

@@ -1,23 +1,20 @@
-// gemm: c = alpha a b + bias;  gemm_acc: c = alpha a b + bias + beta c
-// gemm_gelu: pre = alpha a b + bias, rounded, and c = GELU(pre)
+// gemm: c = EPILOGUE(alpha a b + bias), as gemm.cuh has it; gemm_sum, there: the tiles that were multiplied in pieces
 // Shapes    c (.., M, N) OUT, a (.., M, K) T, b (.., K, N) T, each in any memory layout, up to three batch axes (B0,
-//           B1, B2) with a stride of 0 where a broadcasts; bias (N,) T or null; pre, laid out as c, or null
-// Launch    a block for a TILE_M x TILE_N tile of c: grid B0 B1 B2 ceil(M / TILE_M) ceil(N / TILE_N), along x; block
-//           256, two on a multiprocessor; shared memory 2 TILE_K (TILE_M + TILE_N + 8) floats
+//           B1, B2), `batches` in all, with a stride of 0 where a broadcasts; bias (N,) T or null; pre and other OUT,
+//           laid out as c, or null; sums (M,) fp32 or null; parts fp32, slots, or null
+// Launch    a block for a TILE_M x TILE_N tile of c or for a range of pieces; block 256, BLOCKS on a multiprocessor;
+//           shared memory 2 TILE_K (TILE_M + TILE_N + 8) floats
 // Memory    reads a ceil(N / TILE_N) times and b ceil(M / TILE_M) times, mostly from the L2 cache, writes c; 2 M N K
 //           operations
 // Numerics  fp32 products and sums in the order of k, rounded once at the end; no tensor cores, no atomics
 // Requires  VEC_A > 1: a's stride is 1 along K (A_ALONG_K 1) or M (0), its address and other strides multiples of
 //           VEC_A; the same of b along K (B_ALONG_K 1) or N (0); VEC_C > 1: so is c's along N. With 1 any stride will
-//           do. TANH, as in gelu.cuh, is gemm_gelu's alone
+//           do. TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE alone
 // Source    register blocking as in Volkov and Demmel, Benchmarking GPUs to tune dense linear algebra (SC 2008); double
 //           buffering and the threads' arrangement as CUTLASS describes them (doc/efficient_gemm.md)
 // Measured  NVIDIA H200, 2026-11-29, commit 14d502b: float32 8192 x 8192 x 8192: 42.6 TFLOP/s, 83 % of cuBLAS in the
 //           same run
-#include "common.cuh"
-#ifdef TANH
-#include "gelu.cuh"
-#endif
+#include "gemm.cuh"
 
 #define THREADS 256
 #define PAD 4  // floats at the end of each row of shared memory: stores along K meet no bank twice
@@ -78,63 +75,36 @@ struct Stage {
     }
 };
 
-enum Kind { WRITE, ADD, ACTIVATE };
-
-// What becomes of N neighbours of c.
-template <Kind KIND, int N>
-__device__ __forceinline__ void finish(OUT *p, const float (&v)[N], float beta, OUT *pre) {
-    float y[N];
-#pragma unroll
-    for (int j = 0; j < N; j++) y[j] = v[j];
-    if constexpr (KIND == ADD) {
-        float old[N];
-        load(old, p);
-#pragma unroll
-        for (int j = 0; j < N; j++) y[j] += beta * old[j];
-    }
-#ifdef TANH
-    if constexpr (KIND == ACTIVATE) {
-        if (pre) store(pre, y);
-#pragma unroll
-        for (int j = 0; j < N; j++) y[j] = gelu(to_float(to<OUT>(y[j])));
-    }
-#endif
-    store(p, y);
-}
-
-template <Kind KIND>
-__device__ __forceinline__ void product(float *shared, Strided<OUT> c, Strided<const T> a, Strided<const T> b,
-                                        const T *bias, int m, int n, int k, int batch1, int batch2, float alpha,
-                                        float beta = 0.0f, OUT *pre = nullptr) {
-    // Eight rows of tiles at a time, column by column: neighbours in time share tiles of a and of b in the L2 cache.
-    const int tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
-    int tile = blockIdx.x % (tiles_m * tiles_n), batch = blockIdx.x / (tiles_m * tiles_n);
-    int group = tile / (8 * tiles_n), first = group * 8, rows = min(8, tiles_m - first);
-    tile -= group * 8 * tiles_n;
-    const int m0 = (first + tile % rows) * TILE_M, n0 = tile / rows * TILE_N;
-
-    const int b2 = batch % batch2, b1 = batch / batch2 % batch1, b0 = batch / batch2 / batch1;
-    const T *pa = a.data + b0 * a.strides[0] + b1 * a.strides[1] + b2 * a.strides[2];
-    const T *pb = b.data + b0 * b.strides[0] + b1 * b.strides[1] + b2 * b.strides[2];
-    OUT *pc = c.data + b0 * c.strides[0] + b1 * c.strides[1] + b2 * c.strides[2];
+// The products of a piece, and what becomes of them.
+__device__ __forceinline__ void multiply(const Piece &piece, const Work &w, const Result &to, float *sums, float *parts,
+                                         const Strided<const T> &a, const Strided<const T> &b, int k, float *shared,
+                                         Later &later) {
+    const Spot s = spot(w, piece.tile);
+    if (threadIdx.x == 0) later = {s, piece.slot};
+    const long long start = (long long)piece.first * TILE_K;
+    const T *pa = a.data + offset_of(a.strides, s) + start * a.strides[4];
+    const T *pb = b.data + offset_of(b.strides, s) + start * b.strides[3];
 
     const int within = threadIdx.x % 32, part = threadIdx.x / 32;
     const int row = part / 2 * (4 * EACH) + within / 8 * 4, column = part % 2 * (8 * EACH) + within % 8 * 4;
 
     float *tiles_a = shared, *tiles_b = shared + 2 * TILE_K * (TILE_M + PAD);
-    Stage<TILE_M, VEC_A, A_ALONG_K> stage_a(pa, a.strides[3], a.strides[4], m0, m);
-    Stage<TILE_N, VEC_B, B_ALONG_K> stage_b(pb, b.strides[4], b.strides[3], n0, n);
-    float sum[EACH][EACH];
+    Stage<TILE_M, VEC_A, A_ALONG_K> stage_a(pa, a.strides[3], a.strides[4], s.row, w.m);
+    Stage<TILE_N, VEC_B, B_ALONG_K> stage_b(pb, b.strides[4], b.strides[3], s.column, w.n);
+    float sum[EACH][EACH], row_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll
         for (int j = 0; j < EACH; j++) sum[i][j] = 0.0f;
+    // Whether this thread has a row of a to add up, the one of its number.
+    const auto has_row = [&] { return ROW_SUMS && later.spot.column == 0 && threadIdx.x < TILE_M; };
 
-    stage_a.read(a.strides[3], a.strides[4], k);
-    stage_b.read(b.strides[4], b.strides[3], k);
+    int depth = min(piece.count * TILE_K, k - piece.first * TILE_K);
+    stage_a.read(a.strides[3], a.strides[4], depth);
+    stage_b.read(b.strides[4], b.strides[3], depth);
     // Two buffers: while one is multiplied the next tile is on its way, and one barrier a tile is enough, since nobody
     // writes a buffer before all have passed the barrier after its last use.
-    for (int depth = k, now = 0; depth > 0; depth -= TILE_K, now ^= 1) {
+    for (int now = 0; depth > 0; depth -= TILE_K, now ^= 1) {
         float *tile_a = tiles_a + now * TILE_K * (TILE_M + PAD), *tile_b = tiles_b + now * TILE_K * (TILE_N + PAD);
         stage_a.write(tile_a);
         stage_b.write(tile_b);
@@ -159,56 +129,47 @@ __device__ __forceinline__ void product(float *shared, Strided<OUT> c, Strided<c
 #pragma unroll
                 for (int j = 0; j < EACH; j++) sum[i][j] += left[i] * right[j];
         }
-    }
-
+        if (has_row()) {
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        int x = m0 + row + i / 4 * ROWS_APART + i % 4;
-#pragma unroll
-        for (int h = 0; h < EACH / 4; h++) {
-            int y = n0 + column + h * COLUMNS_APART;
-            if (x >= m || y >= n) continue;
-            OUT *p = pc + x * c.strides[3] + y * c.strides[4];
-            float v[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[j] = alpha * sum[i][4 * h + j];
-                if (bias && y + j < n) v[j] += to_float(bias[y + j]);
-            }
-            if (VEC_C == 4 && y + 4 <= n) {
-                finish<KIND>(p, v, beta, pre ? pre + (p - c.data) : nullptr);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    if (y + j >= n) break;
-                    OUT *q = p + j * c.strides[4];
-                    finish<KIND, 1>(q, {v[j]}, beta, pre ? pre + (q - c.data) : nullptr);
-                }
-            }
+            for (int y = 0; y < TILE_K; y++) row_sum += tile_a[y * (TILE_M + PAD) + threadIdx.x];
         }
     }
+
+    __syncthreads();  // with K = 0 nobody has waited yet
+    const Spot here = later.spot;
+    float *slot = later.slot < 0 ? nullptr : parts + later.slot * slot_size();
+    const long long base = offset_of(to.c.strides, here);
+#pragma unroll
+    for (int h = 0; h < EACH / 4; h++) {
+        const int y = column + h * COLUMNS_APART;
+        float bias[4];
+        bias_of(to.bias, to.n, here.column + y, bias);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int x = row + i / 4 * ROWS_APART + i % 4;
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[j] = sum[i][4 * h + j];
+            if (slot) store(slot + x * TILE_N + y, v);
+            else to.put(base, here.row + x, here.column + y, v, bias);
+        }
+    }
+    if (has_row()) {
+        if (slot) slot[TILE_M * TILE_N + threadIdx.x] = row_sum;
+        else if (here.row + threadIdx.x < w.m) sums[here.row + threadIdx.x] = row_sum;
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm(Strided<OUT> c, Strided<const T> a, Strided<const T> b,
-                                                           const T *bias, int m, int n, int k, int batch1, int batch2,
-                                                           float alpha) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    gemm(SCRATCH Strided<OUT> c, SCRATCH Strided<OUT> pre, SCRATCH float *sums, SCRATCH float *parts,
+         Strided<const T> a, Strided<const T> b, const T *bias, Strided<const OUT> other, int m, int n, int k,
+         int batches, int batch1, int batch2, int slices, int whole, int per, float alpha, float beta) {
     __shared__ __align__(16) float tiles[2 * TILE_K * (TILE_M + TILE_N + 2 * PAD)];
-    product<WRITE>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha);
+    __shared__ Later later;
+    const Work w(m, n, k, batches, batch1, batch2, slices, whole, per);
+    const Result to{c, pre.data, other.data, bias, m, n, alpha, beta};
+    w.for_pieces(blockIdx.x, [&](const Piece &piece) {
+        multiply(piece, w, to, sums, parts, a, b, k, tiles, later);
+        __syncthreads();  // before the next piece writes over the tiles
+    });
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm_acc(UPDATED Strided<OUT> c, Strided<const T> a,
-                                                               Strided<const T> b, const T *bias, int m, int n, int k,
-                                                               int batch1, int batch2, float alpha, float beta) {
-    __shared__ __align__(16) float tiles[2 * TILE_K * (TILE_M + TILE_N + 2 * PAD)];
-    product<ADD>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha, beta);
-}
-
-#ifdef TANH
-// One block a multiprocessor will do where its registers are more than two leave.
-extern "C" __global__ void __launch_bounds__(THREADS) gemm_gelu(Strided<OUT> c, OUT *pre, Strided<const T> a,
-                                                                Strided<const T> b, const T *bias, int m, int n, int k,
-                                                                int batch1, int batch2, float alpha) {
-    __shared__ __align__(16) float tiles[2 * TILE_K * (TILE_M + TILE_N + 2 * PAD)];
-    product<ACTIVATE>(tiles, c, a, b, bias, m, n, k, batch1, batch2, alpha, 0.0f, pre);
-}
-#endif

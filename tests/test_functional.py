@@ -20,6 +20,11 @@ heads = x.reshape(1, 16, 16, N)
 # Bad calls of each function by the kind of mistake: arguments, options. The messages are in the tests of its op.
 TYPES = {
     "linear": [(1.0, x), (x, None), (x, x, 1.0), (x, x.half()), (ids, x), (x, x, row.half())],
+    "mlp": [
+        (1.0, x, row, x, row), (x, None, row, x, row), (x, x, 1.0, x, row), (x, x, row.half(), x, row),
+        (ids, x, row, x, row), (x, x, row, x.half(), row), (x, x, row, x, row, {"residual": 1.0}),
+        (x, x, row, x, row, {"residual": x.half()}),
+    ],
     "embedding": [([0], x), (ids, None), (x, x), (ids, ids), (ids == 0, x)],
     "dropout": [(1.0,), (ids,), (x, "0.5"), (x, None), (x, True), (ids, 0.5, False)],
     "layer_norm": [(1.0,), (ids,), (x, row.half()), (x, 1.0), (x, row, row.half()), (x, row, row, "1")],
@@ -47,7 +52,12 @@ TYPES = {
     "rotary_embedding": [(1.0, ids), (x, None), (ids, ids), (x, row), (x, ids, "1"), (x, ids, None)],
 }  # fmt: skip
 VALUES = {
-    "linear": [(x, row), (x, x[:, 1:]), (row.sum(), x), (x, x, x), (x, x, row[1:])],
+    "linear": [(x, row), (x, x[:, 1:]), (row.sum(), x), (x, x, x), (x, x, row[1:]), (x, x, row, {"residual": row})],
+    "mlp": [
+        (x, row, row, x, row), (row[1:], x, row, x, row), (x, x, row[1:], x, row), (x, x, row, x[:, 1:], row),
+        (x, x, row, row, row), (x, x, row, x, row[1:]), (x, x, row, x, row, {"residual": row}),
+        (x, x, row, x, row, {"approximate": "erf"}),
+    ],
     "embedding": [(ids, row), (ids, x[None])],
     "dropout": [(x, -0.1), (x, 1.1), (x, math.nan), (x, 2.0, False)],
     "layer_norm": [(row.sum(),), (x, row[1:]), (x, x), (x, row, row[1:]), (x, row, row, -1.0), (x, row, row, math.inf)],
@@ -113,7 +123,8 @@ def test_each_function_has_its_mistakes_and_an_example():
 
 # A call of each function on float32 Tensors.
 EXAMPLES = {
-    "linear": lambda a, w, v, i: F.linear(a, w, v),
+    "linear": lambda a, w, v, i: F.linear(a, w, v, residual=a),
+    "mlp": lambda a, w, v, i: F.mlp(a, w, v, w, v, residual=a),
     "embedding": lambda a, w, v, i: F.embedding(i, w),
     "dropout": lambda a, w, v, i: F.dropout(a, 0.5),
     "layer_norm": lambda a, w, v, i: F.layer_norm(a, v, v),

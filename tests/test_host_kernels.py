@@ -307,6 +307,17 @@ def test_products_of_what_is_far_apart(operand, axis):
     assert c.tolist() == (a @ b).tolist()
 
 
+def test_a_strided_argument_serves_again(write):
+    """A checked launch, which runs on copies of its arrays, leaves the arguments as they were."""
+    write("again", "y[t] = s.data[t * s.strides[3]];", "float *y, Strided<const float> s")
+    x, y = Strided(np.arange(8, dtype=np.float32)[::2][:, None]), np.empty(4, np.float32)
+    with tg.testing.host_kernels(sanitize=True):
+        for _ in range(2):
+            y[:] = 0
+            kernel.launch(Launch("again.cu", "again", (1,), (4,)), y, x)
+            assert y.tolist() == [0, 2, 4, 6]
+
+
 def test_an_element_is_named(write):
     """By its index, whatever the strides."""
     write("element", "y[t] = s.data[s.strides[3] * 5 + s.strides[4] * 2];", "float *y, Strided<float> s")

@@ -240,7 +240,7 @@ ERRORS = {
     "y must be an array or None, got float": (TypeError, {"y": 1.0}),
     "y must be an array or None, got Strided": (TypeError, {"y": Strided(np.zeros(4, np.float32))}),
     "a must be a kernel.Strided, got ndarray": (TypeError, {"a": np.zeros(4, np.float32)}),
-    "a must be a kernel.Strided, got NoneType": (TypeError, {"a": None}),
+    "a must be a kernel.Strided, got list": (TypeError, {"a": [1.0]}),
     "y must be contiguous, got strides (8,) for shape (4,)": (ValueError, {"y": np.zeros(8, np.float32)[::2]}),
     "takes 7 arguments (y, x, a, n, eps, causal, key), got 8": (TypeError, {"more": 1}),
     "all arrays must be on one device, got cpu and cuda:1": (ValueError, {"x": OnGPU(1)}),

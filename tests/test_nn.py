@@ -297,6 +297,24 @@ def test_block_is_its_formula(device, norm_first):
     np.testing.assert_allclose(block(x).numpy(), expected.numpy(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu", "swiglu"])
+def test_mlp_adds_a_residual(device, activation, dropout, wrapped):
+    """After dropout, and where another module stands in a layer's place."""
+    layer = nn.MLP(6, activation, dropout=dropout).to(tg.float64)
+    if wrapped:
+        layer.c_proj = nn.Sequential(layer.c_proj)
+    x, residual = (tg.randn(2, 3, 6, dtype=tg.float64) for _ in range(2))
+    for training in (True, False):
+        layer.train(training)
+        results = []
+        for call in (lambda: layer(x, residual), lambda: layer(x) + residual):
+            tg.manual_seed(1)
+            results.append(call().numpy())
+        np.testing.assert_allclose(*results, rtol=1e-12, atol=1e-12)
+
+
 def test_dropout_of_layers_is_on_in_training_alone(device):
     x = tg.randn(2, 3, 8)
     for layer in (nn.CausalSelfAttention(8, 2, dropout=0.5), nn.MLP(8, dropout=0.5), nn.Block(8, 2, dropout=0.5)):

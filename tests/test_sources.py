@@ -11,7 +11,7 @@ from tinygrad_gpu import kernel
 ROOT = Path(__file__).parents[1]
 FIELDS = ["Shapes", "Launch", "Memory", "Numerics", "Requires", "Source", "Measured"]
 FILES = sorted(path.name for path in kernel.folder().iterdir() if path.suffix in (".cu", ".cuh"))
-PORTABLE = [name for name in FILES if name not in ("common.cuh", "mma.cuh")]
+PORTABLE = [name for name in FILES if name not in ("common.cuh", "mma.cuh", "hopper.cuh")]
 
 # What differs between GPUs, or between CUDA and HIP.
 FOREIGN = {

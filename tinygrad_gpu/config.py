@@ -7,7 +7,8 @@ class Config:
     """Settings of the whole process; ValueError for a value that a switch does not have, AttributeError for others.
 
     gemm: what multiplies matrices on a GPU: "blas" is the vendor's library through CuPy, "kernel" our own, and "auto"
-    chooses by device and dtype alone, never by whether a graph is being captured: replayed and eager steps agree.
+    our own on NVIDIA's GPUs from sm_80 on, elsewhere the library; float64 is always the library's. That never depends
+    on whether a graph is being captured: replayed and eager steps agree.
     allow_tf32: whether float32 products may round their factors to TF32's 10 bits of fraction; False: float32 it is.
     deterministic: whether the same seed gives the same bits, run after run. So far every op does, whatever it says.
 

@@ -11,7 +11,7 @@ from .ops.elementwise import Relu, Silu
 from .ops.embedding import Embedding
 from .ops.gelu import FORMS as GELU_FORMS
 from .ops.gelu import Gelu
-from .ops.gemm import Linear, LinearGelu
+from .ops.gemm import GeluMLP, Linear
 from .ops.layernorm import AddLayerNorm, LayerNorm, RMSNorm
 from .ops.linear_cross_entropy import LinearCrossEntropy
 from .ops.rotary import Rotary
@@ -54,22 +54,38 @@ def _loss_options(name, ignore_index, reduction, label_smoothing, **constant):
     }
 
 
-def linear(x, weight, bias=None, *, gelu=None):
-    """x @ weight.T + bias; with gelu="none" or "tanh" that form of GELU of it, by the same kernel where that is ours.
+def linear(x, weight, bias=None, *, residual=None):
+    """x @ weight.T + bias + residual, rounded once.
 
-    x (..., in), weight (out, in), bias (out,) or None, all of one floating dtype; gives (..., out). Half types are
-    summed in float32 and rounded once, before a GELU too. Errors: TypeError for other dtypes, ValueError for shapes
-    that do not fit and for another gelu.
+    x (..., in), weight (out, in), bias (out,) or None, residual (..., out) or None, all of one floating dtype; gives
+    (..., out). Half types are summed in float32. Errors: TypeError for other dtypes, ValueError for shapes that do not
+    fit.
 
     >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
     >>> F.linear(tg.ones(1, 3), tg.ones(2, 3), tg.Tensor([0.0, 1.0]))
     tensor([[3., 4.]])
     """
-    _check_tensors("linear", ("bias",), x=x, weight=weight, bias=bias)
-    if gelu is None:
-        return Linear.apply(x, weight, bias)
-    check(gelu in GELU_FORMS, f'linear: gelu must be None, "none" or "tanh", got {gelu!r}')
-    return LinearGelu.apply(x, weight, bias, approximate=gelu)
+    _check_tensors("linear", ("bias", "residual"), x=x, weight=weight, bias=bias, residual=residual)
+    return Linear.apply(x, weight, bias, residual)
+
+
+def mlp(x, fc_weight, fc_bias, proj_weight, proj_bias, *, approximate="none", residual=None):
+    """linear(gelu(linear(x, fc_weight, fc_bias), approximate), proj_weight, proj_bias) + residual, the feed-forward
+    half of a Transformer's block, with the GELU and its gradient in the products' kernels.
+
+    x (..., in), fc_weight (hidden, in), fc_bias (hidden,) or None, proj_weight (out, hidden), proj_bias (out,) or None,
+    residual (..., out) or None, all of one floating dtype; gives (..., out). Half types are summed in float32 and
+    rounded before the GELU, after it, and at the end. Errors: TypeError for other dtypes, ValueError for shapes that do
+    not fit and for an approximate other than "none" and "tanh".
+
+    >>> import tinygrad_gpu as tg, tinygrad_gpu.functional as F
+    >>> F.mlp(tg.ones(1, 2), tg.ones(4, 2), None, tg.ones(1, 4), tg.Tensor([-8.0]), approximate="tanh")
+    tensor([[-0.1816]])
+    """
+    tensors = {"x": x, "fc_weight": fc_weight, "fc_bias": fc_bias, "proj_weight": proj_weight, "proj_bias": proj_bias}
+    _check_tensors("mlp", ("fc_bias", "proj_bias", "residual"), **tensors, residual=residual)
+    check(approximate in GELU_FORMS, f'mlp: approximate must be "none" or "tanh", got {approximate!r}')
+    return GeluMLP.apply(*tensors.values(), residual, approximate=approximate)
 
 
 def embedding(ids, weight):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import device, dtypes
+from .tma import Tiled
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
 _TYPES = "// A launch's own types, the T of a kernel's signature and the like, follow here"
@@ -142,19 +143,27 @@ class Strided:
         self.packed = np.array((device.address(array), [0] * (5 - len(strides)) + strides), self.layout)[()]
 
 
+# What the parameters that are not pointers or values take.
+_STRUCTURES = {"strided": Strided, "tiled": Tiled}
+
+
 class Parameter(NamedTuple):
-    """A parameter of a kernel: its name, the dtype of what it is or points to, "pointer", "strided" or "value", and
-    whether the kernel writes what it points to, and if so, adds to or changes what is there (`updated`)."""
+    """A parameter of a kernel: its name, the dtype of what it is or points to (None for "tiled"), "pointer", "strided",
+    "tiled" or "value", and whether the kernel writes what it points to, and if so, adds to or changes what is there
+    (`updated`), or leaves some of it unwritten (`scratch`)."""
 
     name: str
-    dtype: np.dtype
+    dtype: np.dtype | None
     kind: str
     written: bool
     updated: bool
+    scratch: bool = False
 
 
-_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\s*\(([^)]*)\)')
-_PARAMETER = re.compile(r"(UPDATED\s+)?(Strided<)?(const\s+)?([\w ]+?)(>)?\s*(\*)?\s*(\w+)")
+_KERNEL = re.compile(
+    r'extern "C" __global__ void\s+(?:(?:__launch_bounds__|__cluster_dims__)\([^{;]*?\)\s+)*(\w+)\s*\(([^)]*)\)'
+)
+_PARAMETER = re.compile(r"(?:(UPDATED|SCRATCH)\s+)?(Strided<)?(const\s+)?([\w ]+?)(>)?\s*(\*)?\s*(\w+)")
 
 
 def signature(text, name, defines):
@@ -168,17 +177,22 @@ def signature(text, name, defines):
             match = _PARAMETER.fullmatch(parameter.strip())
             if match is None:
                 raise ValueError(f"{name}: cannot read the parameter {parameter.strip()!r}")
-            updated, strided, const, c_type, _, pointer, what = match.groups()
+            mark, strided, const, c_type, _, pointer, what = match.groups()
+            if c_type == "__grid_constant__ Tiled":
+                result.append(Parameter(what, None, "tiled", False, False))
+                continue
             c_type = str(defines.get(c_type, c_type))
             if c_type not in C_TYPES:
                 raise ValueError(f"{name}: {what} has the type {c_type}, which is none of {', '.join(C_TYPES)}")
             kind = "strided" if strided else "pointer" if pointer else "value"
-            result.append(Parameter(what, C_TYPES[c_type], kind, kind != "value" and not const, bool(updated)))
+            written = kind != "value" and not const
+            result.append(Parameter(what, C_TYPES[c_type], kind, written, mark == "UPDATED", mark == "SCRATCH"))
         return tuple(result)
     raise ValueError(f'kernel: the source has no kernel extern "C" __global__ void {name}(...)')
 
 
-_NULL = np.uint64(0)
+# What stands for None.
+_NULLS = {"pointer": np.uint64(0), "strided": np.zeros((), Strided.layout)[()]}
 
 
 def _number(name, p, value):
@@ -217,16 +231,15 @@ class Function:
         ]
 
     def _array(self, p, a):
-        if a is None and p.kind == "pointer":
-            return _NULL
-        if (p.kind == "strided") is not isinstance(a, Strided):
-            wanted = "a kernel.Strided" if p.kind == "strided" else "an array or None"
-            raise TypeError(f"{self.name}: {p.name} must be {wanted}, got {type(a).__name__}")
-        if not (p.kind == "strided" or device.is_array(a)):
-            raise TypeError(f"{self.name}: {p.name} must be an array or None, got {type(a).__name__}")
-        if a.dtype != p.dtype:
+        if a is None and p.kind in _NULLS:
+            return _NULLS[p.kind]
+        wanted = _STRUCTURES.get(p.kind)
+        if not (isinstance(a, wanted) if wanted else device.is_array(a)):
+            words = f"a kernel.{wanted.__name__}" if wanted else "an array or None"
+            raise TypeError(f"{self.name}: {p.name} must be {words}, got {type(a).__name__}")
+        if p.dtype is not None and a.dtype != p.dtype:
             raise TypeError(f"{self.name}: {p.name} must have dtype {p.dtype}, got {a.dtype}")
-        if p.kind == "strided":
+        if wanted:
             return a.packed
         if not a.flags.c_contiguous:
             raise ValueError(f"{self.name}: {p.name} must be contiguous, got strides {a.strides} for shape {a.shape}")
@@ -270,7 +283,9 @@ def program(source_name, defines, warp_size):
     types = "".join(f"using {k} = {v};" for k, v in defines if isinstance(v, str))
     text = source(source_name).replace(_TYPES, types + _TYPES, 1)
     numbers = (("WARP_SIZE", warp_size), *((k, v) for k, v in defines if not isinstance(v, str)))
-    return text, ("-std=c++17", *(f"-D{k}={v}" for k, v in numbers))
+    # wgmma and its like are in sm_90a alone; the first -arch counts, not the -arch=sm_90 that CuPy adds.
+    arch = ("-arch=sm_90a",) if source_name.endswith("_sm90.cu") else ()
+    return text, ("-std=c++17", *arch, *(f"-D{k}={v}" for k, v in numbers))
 
 
 @functools.cache
@@ -282,9 +297,11 @@ def _on_gpu(key, number):
     parameters = signature(text, name, defines)
     module = cupy.RawModule(code=text, options=options)
     function = module.get_function(name)
+    static = function.shared_size_bytes
 
     def run(what, values, _):
-        if what.shared > 48 << 10 and function.max_dynamic_shared_size_bytes < what.shared:
+        # More than 48 KiB a block, the static part included, must be asked for.
+        if what.shared + static > 48 << 10 and function.max_dynamic_shared_size_bytes < what.shared:
             function.max_dynamic_shared_size_bytes = what.shared
         function(what.grid, what.block, values, shared_mem=what.shared)
 
@@ -294,13 +311,13 @@ def _on_gpu(key, number):
 def launch(what: Launch, *arguments) -> None:
     """Run a kernel on its arguments: outputs, inputs, dimensions, scalars, as its signature in the source has them.
 
-    Arrays must be contiguous, or given as `Strided` where the parameter is; None is a null pointer; Python numbers
-    become the parameter's type. Runs on the arrays' own device, on CuPy's current stream; not at all where the grid is
-    empty. TypeError and ValueError for arguments that do not fit, before anything runs.
+    Arrays must be contiguous, or given as `Strided` or `Tiled` where the parameter is; None is a null pointer; Python
+    numbers become the parameter's type. Runs on the arrays' own device, on CuPy's current stream; not at all where the
+    grid is empty. TypeError and ValueError for arguments that do not fit, before anything runs.
     """
-    arrays = [
-        a.array if isinstance(a, Strided) else a for a in arguments if isinstance(a, Strided) or device.is_array(a)
-    ]
+    structures = tuple(_STRUCTURES.values())
+    arrays = [a.array if isinstance(a, structures) else a for a in arguments]
+    arrays = [a for a in arrays if device.is_array(a)]
     if not arrays:
         raise TypeError(f"{what.name}: at least one argument must be an array")
     first = arrays[0]

@@ -511,13 +511,24 @@ class MLP(Module):
         self.c_proj = Linear(width, n_embd, bias)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x):
+    def forward(self, x, residual=None):
+        """The sum with `residual` (..., n_embd), if given, is the last product's kernel's where there is no dropout.
+
+        >>> import tinygrad_gpu as tg
+        >>> tg.nn.MLP(8)(tg.ones(1, 8), residual=tg.ones(1, 8)).shape
+        (1, 8)
+        """
+        fused = None if self.dropout.training and self.dropout.p else residual
         act, form = _ACTIVATIONS[self.activation], _GELU_FORMS.get(self.activation)
-        if form and type(self.c_fc) is Linear:  # not another module put in its place
-            h = F.linear(x, self.c_fc.weight, self.c_fc.bias, gelu=form)
+        plain = type(self.c_fc) is Linear and type(self.c_proj) is Linear  # not other modules put in their places
+        if form and plain:
+            weights = self.c_fc.weight, self.c_fc.bias, self.c_proj.weight, self.c_proj.bias
+            y = F.mlp(x, *weights, approximate=form, residual=fused)
         else:
             h = act(self.c_fc(x)) if self.c_gate is None else act(self.c_gate(x)) * self.c_fc(x)
-        return self.dropout(self.c_proj(h))
+            y, fused = self.c_proj(h), None
+        y = self.dropout(y)
+        return y if fused is residual else y + residual
 
 
 class Block(Module):
@@ -541,7 +552,7 @@ class Block(Module):
     def forward(self, x, cache=None):
         if self.norm_first:
             y, x = _add_norm(self.ln_2, self.attn(self.ln_1(x), cache), x)
-            return x + self.mlp(y)
+            return self.mlp(y, x) if isinstance(self.mlp, MLP) else x + self.mlp(y)  # or another module in its place
         x, _ = _add_norm(self.ln_1, self.attn(x, cache), x)
         return _add_norm(self.ln_2, self.mlp(x), x)[0]
 

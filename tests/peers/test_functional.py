@@ -53,6 +53,16 @@ CASES = {
     "log_softmax_axis": (lambda c, x: F.log_softmax(x, axis=0), lambda c, x: TF.log_softmax(x, 0), [(4, 3, 7)]),
     "gelu": (lambda c, x: F.gelu(x), lambda c, x: TF.gelu(x), [(4, 7)]),
     "gelu_tanh": (lambda c, x: F.gelu(x, "tanh"), lambda c, x: TF.gelu(x, approximate="tanh"), [(4, 7)]),
+    "mlp": (
+        lambda c, x, w, b, v, d, r: F.mlp(x, w, b, v, d, residual=r),
+        lambda c, x, w, b, v, d, r: TF.linear(TF.gelu(TF.linear(x, w, b)), v, d) + r,
+        [(2, 4, 7), (9, 7), (9,), (5, 9), (5,), (2, 4, 5)],
+    ),
+    "mlp_tanh": (
+        lambda c, x, w, v: F.mlp(x, w, None, v, None, approximate="tanh"),
+        lambda c, x, w, v: TF.linear(TF.gelu(TF.linear(x, w), approximate="tanh"), v),
+        [(4, 7), (9, 7), (5, 9)],
+    ),
     "relu": (lambda c, x: F.relu(x), lambda c, x: TF.relu(x), [(4, 7)]),
     "silu": (lambda c, x: F.silu(x), lambda c, x: TF.silu(x), [(4, 7)]),
     "dropout_off": (lambda c, x: F.dropout(x, 0.7, training=False), lambda c, x: TF.dropout(x, 0.7, False), [(4, 7)]),

@@ -149,8 +149,8 @@ def _load(key, warp_size):
         global _stacks
         host = kernel._host
         memory = _Memory(parameters, arguments) if host.sanitize else None
-        # Each value in memory of its own, and a list of where they are.
-        kept = [np.array(v.ctypes.data if isinstance(v, np.ndarray) else v) for v in values]
+        # Each value in memory of its own (np.array shares that of a structure), and a list of where they are.
+        kept = [np.array(v.ctypes.data if isinstance(v, np.ndarray) else v).copy() for v in values]
         if memory:
             memory.move(kept)
         pointers = (ctypes.c_void_p * len(kept))(*(v.ctypes.data for v in kept))
@@ -228,13 +228,16 @@ class _Memory:
     def give_back(self, name):
         """Copy the results to the arrays; KernelError for an element of an output that was not written."""
         for _, p, a, _, shift in self.members:
-            if p.written and not p.updated:
+            if p.written and not (p.updated or p.scratch):
                 missing = ~(self._states(a, shift) & _WRITTEN).all(axis=-1)
                 if missing.any():
                     index = [int(i) for i in np.unravel_index(missing.argmax(), a.shape)]
                     raise KernelError(f"{name}: {p.name}{index} was never written")
         for _, p, a, _, shift in self.members:
-            if p.written:
+            if p.scratch:
+                done = (self._states(a, shift) & _WRITTEN).all(axis=-1)
+                a[done] = self._copy(a, shift)[done]
+            elif p.written:
                 _writable(a)[...] = self._copy(a, shift)
 
     def describe(self, region, offset, size):
