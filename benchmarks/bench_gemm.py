@@ -5,9 +5,12 @@ python benchmarks/bench_gemm.py [--no-peers] [--keep]
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import cupy
+import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
@@ -18,22 +21,14 @@ from tinygrad_gpu.ops import elementwise, gelu, gemm  # noqa: E402
 from tinygrad_gpu.ops.gemm_config import ADD, GELU, SLOPE  # noqa: E402
 
 TOKENS = 32768
-# The layers of GPT-2 124M, (K, N), and what goes with their products in training: forward, dX, dW.
-LAYERS = {
-    (768, 2304): ("bias", None, "accumulate and bias gradient"),
-    (768, 768): ("bias", None, "accumulate and bias gradient"),
-    (768, 3072): ("bias and GELU", None, "accumulate and bias gradient"),
-    (3072, 768): ("bias and residual", "GELU's slope", "accumulate and bias gradient"),
-    (768, 50304): (None, None, "accumulate"),
-}
 ROUNDING = {tg.float32: 2.0**-24, tg.float16: 2.0**-11, tg.bfloat16: 2.0**-8}
 
 
-def normal(*shape, dtype, scale=1.0):
+def normal(*shape, dtype):
     """Normal numbers, a part at a time: float32 takes twice the room."""
     x = cupy.empty(shape, dtype)
     for i in range(0, len(x), 4096):
-        x[i : i + 4096] = cupy.random.standard_normal(x[i : i + 4096].shape, dtype=cupy.float32) * scale
+        x[i : i + 4096] = cupy.random.standard_normal(x[i : i + 4096].shape, dtype=cupy.float32)
     return x
 
 
@@ -51,85 +46,134 @@ def turned(a):
     return as_torch(a) if a.flags.c_contiguous else as_torch(a.T).T
 
 
-class Extra:
-    """What goes with a product: `ours` in one launch, `library` after the library's product, `torch` as PyTorch has it,
-    each a function of nothing; `exact(rows, product)` of the rows of a product in float64."""
+class Ways(NamedTuple):
+    """A product and what goes with it: ours in one launch, the library's product and a launch for each of the rest, as
+    PyTorch has it, each a function of nothing; and `exact(rows, y)`, of rows y of a @ b in float64."""
 
-    def __init__(self, what, a, b, c):
-        import torch
+    ours: Callable
+    library: Callable
+    torch: Callable
+    exact: Callable
 
-        (m, k), n, dtype = a.shape, b.shape[1], a.dtype
-        ta, tb, tc, scale = turned(a), turned(b), as_torch(c), k**-0.5
-        plain = {"alpha": scale}
-        self.exact = lambda rows, y: y * scale
-        self.results = [c]
-        if what is None:
-            self.ours = lambda: gemm.product_kernel(c, a, b, **plain)
-            self.library = lambda: blas.product(c, a, b, scale, 0.0)
-            self.torch = lambda: torch.matmul(ta, tb, out=tc)
-            return
-        bias, other, form = normal(n, dtype=dtype), normal(m, n, dtype=c.dtype), {"TANH": 1}
-        t_bias, t_other = as_torch(bias), as_torch(other)
-        wide = lambda rows, y: y * scale + bias.astype(cupy.float64)  # noqa: E731
-        if what == "bias":
-            self.ours = lambda: gemm.product_kernel(c, a, b, scale, bias=bias)
-            self.library = lambda: gemm._begin_with(c, bias, 0.0) or blas.product(c, a, b, scale, 1.0)
-            self.torch = lambda: torch.addmm(t_bias, ta, tb, alpha=scale, out=tc)
-            self.exact = wide
-        elif what == "bias and GELU":
-            pre = cupy.empty_like(c)
-            self.ours = lambda: gemm.product_kernel(c, a, b, scale, bias=bias, epilogue=GELU, pre=pre, **form)
-            self.library = lambda: (
-                gemm._begin_with(pre, bias, 0.0) or blas.product(pre, a, b, scale, 1.0),
-                gelu.fwd_kernel(pre, "tanh"),
-            )
-            self.torch = lambda: torch.nn.functional.gelu(torch.addmm(t_bias, ta, tb, alpha=scale), approximate="tanh")
-            self.exact = lambda rows, y: gelu.fwd(wide(rows, y), "tanh")
-        elif what == "bias and residual":
-            self.ours = lambda: gemm.product_kernel(c, a, b, scale, 1.0, bias, epilogue=ADD, other=other)
-            self.library = lambda: (
-                gemm._begin_with(c, bias, 0.0) or blas.product(c, a, b, scale, 1.0),
-                elementwise.compute_kernel("add", c, other),
-            )
-            self.torch = lambda: torch.addmm(t_bias, ta, tb, alpha=scale).add_(t_other)
-            self.exact = lambda rows, y: wide(rows, y) + other[rows].astype(cupy.float64)
-        elif what == "GELU's slope":
-            self.ours = lambda: gemm.product_kernel(c, a, b, scale, epilogue=SLOPE, other=other, **form)
-            self.library = lambda: (blas.product(c, a, b, scale, 0.0), gelu.bwd_kernel(c, other, "tanh"))
-            self.torch = lambda: torch.ops.aten.gelu_backward(torch.matmul(ta, tb), t_other, approximate="tanh")
-            self.exact = lambda rows, y: gelu.bwd(y * scale, other[rows].astype(cupy.float64), "tanh")
-        else:
-            sums = cupy.empty(m, cupy.float32) if "bias" in what else None
-            c[...] = 0
-            self.ours = lambda: gemm.product_kernel(c, a, b, scale, 1.0, sums=sums)
-            self.library = lambda: (
-                blas.product(c, a, b, scale, 1.0),
-                None if sums is None else gemm.column_sum(a.T),
-            )
-            self.torch = lambda: (tc.add_(ta @ tb), None if sums is None else ta.sum(1, dtype=torch.float32))
+
+def plain(c, a, b, scale):
+    ta, tb, tc = map(turned, (a, b, c))
+    return Ways(
+        lambda: gemm.product_kernel(c, a, b, scale),
+        lambda: blas.product(c, a, b, scale, 0.0),
+        lambda: torch.matmul(ta, tb, out=tc),
+        lambda rows, y: y * scale,
+    )
+
+
+def by_library(c, a, b, scale, bias):
+    """alpha a b + bias by the library, which adds to what it finds."""
+    gemm._begin_with(c, bias, 0.0)
+    blas.product(c, a, b, scale, 1.0)
+
+
+def with_bias(c, a, b, scale):
+    bias, ta, tb, tc = normal(c.shape[1], dtype=a.dtype), *map(turned, (a, b, c))
+    t_bias = turned(bias)
+    return Ways(
+        lambda: gemm.product_kernel(c, a, b, scale, bias=bias),
+        lambda: by_library(c, a, b, scale, bias),
+        lambda: torch.addmm(t_bias, ta, tb, alpha=scale, out=tc),
+        lambda rows, y: y * scale + bias.astype(cupy.float64),
+    )
+
+
+def with_gelu(c, a, b, scale):
+    bias, pre, ta, tb = normal(c.shape[1], dtype=a.dtype), cupy.empty_like(c), turned(a), turned(b)
+    t_bias, tanh = turned(bias), {"approximate": "tanh"}
+    return Ways(
+        lambda: gemm.product_kernel(c, a, b, scale, bias=bias, epilogue=GELU, pre=pre, TANH=1),
+        lambda: by_library(pre, a, b, scale, bias) or gelu.fwd_kernel(pre, "tanh"),
+        lambda: torch.nn.functional.gelu(torch.addmm(t_bias, ta, tb, alpha=scale), **tanh),
+        lambda rows, y: gelu.fwd(y * scale + bias.astype(cupy.float64), "tanh"),
+    )
+
+
+def with_residual(c, a, b, scale):
+    bias, other, ta, tb = normal(c.shape[1], dtype=a.dtype), normal(*c.shape, dtype=c.dtype), turned(a), turned(b)
+    t_bias, t_other = turned(bias), turned(other)
+    return Ways(
+        lambda: gemm.product_kernel(c, a, b, scale, 1.0, bias, epilogue=ADD, other=other),
+        lambda: by_library(c, a, b, scale, bias) or elementwise.compute_kernel("add", c, other),
+        lambda: torch.addmm(t_bias, ta, tb, alpha=scale).add_(t_other),
+        lambda rows, y: y * scale + bias.astype(cupy.float64) + other[rows].astype(cupy.float64),
+    )
+
+
+def with_slope(c, a, b, scale):
+    other, ta, tb = normal(*c.shape, dtype=c.dtype), turned(a), turned(b)
+    t_other = turned(other)
+    return Ways(
+        lambda: gemm.product_kernel(c, a, b, scale, epilogue=SLOPE, other=other, TANH=1),
+        lambda: blas.product(c, a, b, scale, 0.0) or gelu.bwd_kernel(c, other, "tanh"),
+        lambda: torch.ops.aten.gelu_backward(torch.matmul(ta, tb) * scale, t_other, approximate="tanh"),
+        lambda rows, y: gelu.bwd(y * scale, other[rows].astype(cupy.float64), "tanh"),
+    )
+
+
+def accumulated(c, a, b, scale, sums=None):
+    c[...] = 0
+    ta, tb, tc = map(turned, (a, b, c))
+    return Ways(
+        lambda: gemm.product_kernel(c, a, b, scale, 1.0, sums=sums),
+        lambda: blas.product(c, a, b, scale, 1.0),
+        lambda: tc.add_(ta @ tb),
+        lambda rows, y: y * scale,
+    )
+
+
+def accumulated_with_sums(c, a, b, scale):
+    """The bias's gradient by the library: a product with ones."""
+    sums, ones = cupy.empty((1, len(a)), cupy.float32), cupy.ones((1, a.shape[1]), a.dtype)
+    ways, ta = accumulated(c, a, b, scale, sums[0]), turned(a)
+    return ways._replace(
+        library=lambda: ways.library() or blas.product(sums, ones, a.T, 1.0, 0.0),
+        torch=lambda: (ways.torch(), ta.sum(1, dtype=torch.float32)),
+    )
+
+
+# The layers of GPT-2 124M, (K, N), and what goes with their products in training: forward, dX, dW.
+LAYERS = {
+    (768, 2304): ("bias", None, "accumulate and bias gradient"),
+    (768, 768): ("bias", None, "accumulate and bias gradient"),
+    (768, 3072): ("bias and GELU", None, "accumulate and bias gradient"),
+    (3072, 768): ("bias and residual", "GELU's slope", "accumulate and bias gradient"),
+    (768, 50304): (None, None, "accumulate"),
+}
+WAYS = {
+    None: plain,
+    "bias": with_bias,
+    "bias and GELU": with_gelu,
+    "bias and residual": with_residual,
+    "GELU's slope": with_slope,
+    "accumulate": accumulated,
+    "accumulate and bias gradient": accumulated_with_sums,
+}
 
 
 def case(kind, k, n, what, dtype):
     a, b = operands(kind, k, n, dtype)
     c = cupy.empty((a.shape[0], b.shape[1]), tg.float32 if what and "accumulate" in what else dtype)
-    extra = Extra(what, a, b, c)
+    scale = a.shape[1] ** -0.5
+    ways = WAYS[what](c, a, b, scale)
 
     def check():
         """Some rows against float64, relative to the size of what is summed."""
-        extra.ours()
+        ways.ours()
         rows = cupy.arange(0, len(c), max(len(c) // 64, 1))
         some, whole = a[rows].astype(cupy.float64), b.astype(cupy.float64)
-        error = abs(c[rows] - extra.exact(rows, some @ whole)) / (abs(some) @ abs(whole) * a.shape[1] ** -0.5 + 1)
+        error = abs(c[rows] - ways.exact(rows, some @ whole)) / (abs(some) @ abs(whole) * scale + 1)
         return float(error.max()), 2 * ROUNDING[c.dtype] + 2 * a.shape[1] ** 0.5 * 2.0**-24
 
-    return Case(
-        f"{kind} {k} x {n} {dtype}" + (f", {what}" if what else ""),
-        extra.ours,
-        {"library": extra.library, "torch": extra.torch},
-        check,
-        flops=2.0 * a.shape[0] * a.shape[1] * b.shape[1],
-        group="with what training adds" if what else "plain",
-    )
+    label = f"{kind} {k} x {n} {dtype}" + (f", {what}" if what else "")
+    peers = {"library": ways.library, "torch": ways.torch}
+    operations = 2.0 * a.shape[0] * a.shape[1] * b.shape[1]
+    return Case(label, ways.ours, peers, check, flops=operations, group="with what training adds" if what else "plain")
 
 
 def every():

@@ -56,8 +56,8 @@ struct Work {
         return {u % tiles, u / tiles * blocks, blocks, slices > 1 ? u : -1};
     }
 
-    // f(piece) for a unit, or what is in a range, of which the numbers follow those of `whole` units: the end of a unit,
-    // and the beginning of another.
+    // f(piece) for a unit, or for what is in a range, of which the numbers follow those of `whole` units: the end of a
+    // unit, and the beginning of another.
     template <typename F>
     __device__ __forceinline__ void for_pieces(int item, F f) const {
         const bool all = item < whole;
@@ -140,8 +140,8 @@ struct Result {
         store(c.data + at, v);
     }
 
-    // N sums of row i from column j on, of the batch that begins at `base`; b: their bias. VEC_C: how many elements of c
-    // an access takes, 16 bytes of them, or 1.
+    // N sums of row i from column j on, of the batch that begins at `base`; b: their bias. VEC_C: how many elements of
+    // c an access takes, 16 bytes of them, or 1.
     template <int N>
     __device__ __forceinline__ void put(long long base, int i, int j, const float (&sum)[N],
                                         const float (&b)[N]) const {

@@ -1,19 +1,19 @@
-// gemm_sm90: c = EPILOGUE(alpha a b + bias), as gemm.cuh has it, by the copy engine (TMA) and warpgroup products (wgmma)
-//            of NVIDIA's sm_90a; gemm_sum, there: the tiles that were multiplied in pieces
+// gemm_sm90: c = EPILOGUE(alpha a b + bias), as gemm.cuh has it, by the copy engine (TMA) and the warpgroup products
+//            (wgmma) of NVIDIA's sm_90a; gemm_sum, there: the tiles that were multiplied in pieces
 // Shapes    c (.., M, N) OUT, a (.., M, K) T, b (.., K, N) T, T of 16 bits, as tma.Tiled describes them, up to three
 //           batch axes (B0, B1, B2), `batches` in all, where a and b may repeat; bias (N,) T or null; pre OUT, written
 //           if `keep`; other OUT, laid out as c; sums (M,) fp32 or null; parts fp32, a slot for each unit or piece
 //           that is less than a tile, or null
 // Launch    a worker is a cluster of CLUSTER blocks, as many as run at once, each for its rows of a tile; block 128
-//           (GROUPS + 1): a warpgroup of which a thread asks for copies, and those that multiply; dynamic shared memory 1024 + STAGES
-//           TILE_K (TILE_M / CLUSTER + TILE_N) 2 + 8192 GROUPS BUFFERS bytes
+//           (GROUPS + 1): a warpgroup of which a thread asks for copies, and those that multiply; dynamic shared memory
+//           1024 + STAGES TILE_K (TILE_M / CLUSTER + TILE_N) 2 + 8192 GROUPS BUFFERS bytes
 // Memory    a cluster's blocks read b together: a ceil(N / TILE_N) times, b ceil(M / TILE_M) times, mostly from the L2
 //           cache, writes c; 2 M N K operations
 // Numerics  products of T summed in fp32 by the matrix core, 16 along K at a time, rounded once at the end; no atomics
 // Requires  sm_90a; K > 0; boxes of a (64, TILE_M / CLUSTER) along K (A_ALONG_K 1) or (64, 64) along M (0), of b (64,
 //           TILE_N / CLUSTER) along K (B_ALONG_K 1) or (64, 64 / CLUSTER) along N (0), of c and pre (128 bytes, 16);
 //           VEC_C > 1, for gemm_sum. TILE_N 64, 128, 192 or 256. TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE
-//           alone. Where the sums take most registers the copying thread spills some 30 bytes, others up to 200
+//           alone. Where the sums take most registers the copying thread spills some 30 bytes
 // Source    the PTX ISA (see hopper.cuh); the roles of warpgroups as CUTLASS describes them (doc/efficient_gemm.md,
 //           Hopper warp specialization) and P. Shankhdhar, Outperforming cuBLAS on H100 (2024)
 // Measured  see docs/gemm.md
@@ -30,8 +30,8 @@
 #define WIDE (EACH * TILE_N > 256)  // whether sums take more than half of those
 #define FEW (GROUPS == 3 ? 40 : WIDE ? 24 : 56)
 #define MANY (GROUPS == 3 ? 152 : WIDE ? 240 : 224)
-#define ROW 128                     // bytes of a row of shared memory, which the engines swizzle
-#define SIXTY_FOUR (64 * ROW)       // bytes of 64 rows of a or columns of b by TILE_K
+#define ROW 128                // bytes of a row of shared memory, which the engines swizzle
+#define SIXTY_FOUR (64 * ROW)  // bytes of 64 rows of a or columns of b by TILE_K
 #define BYTES_A (BLOCK_M * ROW)
 #define BYTES_B (TILE_N * ROW)
 
@@ -94,7 +94,8 @@ __device__ __forceinline__ void produce(const Shared &shared, const Work &w, con
                 copy_box(to, a, depth, row, s.batch, full);
             } else {
 #pragma unroll
-                for (int j = 0; j < BLOCK_M / 64; j++) copy_box(to + j * SIXTY_FOUR, a, row + 64 * j, depth, s.batch, full);
+                for (int j = 0; j < BLOCK_M / 64; j++)
+                    copy_box(to + j * SIXTY_FOUR, a, row + 64 * j, depth, s.batch, full);
             }
             // Of b each block copies its part, to all.
             const int part = (B_ALONG_K ? TILE_N : TILE_K) / CLUSTER;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void multiply(const Shared &shared, Ring &ring, int c
 
 struct Epilogue {
     const Tiled &c, &pre, &other;
-    const T *bias;  // a warpgroup's, of the tile, in shared memory; or null
+    const T *bias;  // of the tile, in shared memory; or null
     bool keep;
     float alpha, beta;
     char *buffers;     // this warp's

@@ -38,7 +38,9 @@ __device__ __forceinline__ void init(Barrier *b, int arrivals) {
 }
 
 // Makes the inits known to the cluster, after a barrier.
-__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 // Makes what this thread wrote to shared memory known to the engines, after a barrier ('fence.proxy').
 __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -73,8 +75,8 @@ __device__ __forceinline__ void wait(Barrier *b, unsigned parity) {
 
 // ---- 'Data Movement and Conversion Instructions: cp.async.bulk.tensor'
 
-// A box of an operand, from column x and row y of its memory on, to shared memory: of this block, or of all BLOCKS of the
-// cluster at the same place in each. The barrier, in each of them, counts its bytes.
+// A box of an operand, from column x and row y of its memory on, to shared memory: of this block, or of all BLOCKS of
+// the cluster at the same place in each. The barrier, in each of them, counts its bytes.
 template <int BLOCKS = 1>
 __device__ __forceinline__ void copy_box(void *to, const Tiled &from, int x, int y, const int (&batch)[3], Barrier *b) {
     if constexpr (BLOCKS == 1)
@@ -87,7 +89,8 @@ __device__ __forceinline__ void copy_box(void *to, const Tiled &from, int x, int
         asm volatile(
             "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
             "{%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
-            "l"(&from), "r"(x), "r"(y), "r"(batch[2]), "r"(batch[1]), "r"(batch[0]), "r"(shared_address(b)), "h"((short)((1 << BLOCKS) - 1))
+            "l"(&from), "r"(x), "r"(y), "r"(batch[2]), "r"(batch[1]), "r"(batch[0]), "r"(shared_address(b)),
+            "h"((short)((1 << BLOCKS) - 1))
             : "memory");
 }
 
@@ -110,8 +113,8 @@ __device__ __forceinline__ void wait_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
-// 'stmatrix': four 8 x 8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of the i-th, and each lane
-// has of each the two neighbours in row lane / 4 from column lane % 4 * 2 on.
+// 'stmatrix': four 8 x 8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of the i-th, and each
+// lane has of each the two neighbours in row lane / 4 from column lane % 4 * 2 on.
 __device__ __forceinline__ void store_matrices(void *row, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
                  "r"(b), "r"(c), "r"(d)
@@ -183,8 +186,8 @@ __device__ __forceinline__ void wait_products() {
     }
 
 // 'wgmma.mma_async': d += a b for 64 x 16 by 16 x N elements of type U, under way when it returns. Thread t of the
-// warpgroup has of d row t / 32 * 16 + t % 32 / 4 + 8 h, columns 8 j + t % 4 * 2 + e in d[4 j + 2 h + e]. TURN_A, TURN_B:
-// whether the operand lies along M or N, not along K.
+// warpgroup has of d row t / 32 * 16 + t % 32 / 4 + 8 h, columns 8 j + t % 4 * 2 + e in d[4 j + 2 h + e]. TURN_A,
+// TURN_B: whether the operand lies along M or N, not along K.
 template <typename U, int N, int TURN_A, int TURN_B>
 __device__ __forceinline__ void multiply_add(float (&d)[N / 2], unsigned long long a, unsigned long long b) {
     constexpr bool BRAIN = is_bfloat16<U>::value;

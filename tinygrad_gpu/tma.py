@@ -31,8 +31,10 @@ class Tiled:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _packed(address, dtype, shape, strides, along_last, box):
-    from cuda.bindings import driver
-
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise RuntimeError("tma: sm_90 needs cuda-bindings, which pip install 'tinygrad_gpu[cuda13]' brings") from error
     axes = [*zip(shape, strides, strict=True)][::-1]
     axes += [(1, 0)] * (5 - len(axes))
     if not along_last:

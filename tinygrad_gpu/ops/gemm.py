@@ -119,14 +119,12 @@ def linear_grads(ctx, weight, bias, dy, x):
 
 
 def column_sum(a):
-    """The sum of a (..., C) over all axes but the last, in the arithmetic dtype: a product with ones, which BLAS sums
-    in blocks; on a GPU in two of them, so that there are blocks for all of it."""
+    """The sum of a (..., C) over all axes but the last, in the arithmetic dtype: a product with ones, whose sums are made
+    in blocks."""
     a, xp = rows(a), array_module(a)
     if not (kernel.runs(a) and a.size):
         return xp.ones(len(a), accumulator(a.dtype)) @ widen(a)
-    parts = math.gcd(len(a), 128)
-    part = product(xp.ones((1, len(a) // parts), a.dtype), a.reshape(parts, -1, a.shape[1]))
-    return product(xp.ones(parts, part.dtype), part[:, 0])
+    return product(xp.ones(len(a), a.dtype), a)
 
 
 # ---- launch

@@ -105,6 +105,17 @@ def cuts(tiles, steps, workers, slot, step, piece, apart=0.0):
             yield Cut(slices, whole, per, ranges, slots, time)
 
 
+class _Choice(NamedTuple):
+    """A kernel's name and tile, its depth and cut, for so many tiles and workers."""
+
+    kernel: str
+    tile: Tile
+    depth: int
+    cut: Cut
+    tiles: int
+    workers: int
+
+
 class Plan(NamedTuple):
     """A product's launch, that of the sum of its pieces or None, and what both take: the floats of `parts`; the boxes
     that sm_90's copies of c, a and b have (tma.Tiled), None for others."""
@@ -150,12 +161,13 @@ def config(m, n, k, batch, dtype, out, a, b, c, limits, *, tf32=False, choices=N
         slot = (tile.rows * tile.columns + tile.rows) * 4e-6
         apart = (tile.rows + tile.columns) * depth * dtype.itemsize * 1e-6 * workers / MEMORY
         for cut in cuts(tiles, steps, workers, slot, *COSTS[name, label][orientation], apart):
-            if best is None or cut.time < best[0].time:
-                best = cut, name, tile, depth, tiles, workers
-    return _plan(*best, dtype, out, a, b, c, limits, epilogue)
+            if best is None or cut.time < best.cut.time:
+                best = _Choice(name, tile, depth, cut, tiles, workers)
+    return _plan(best, dtype, out, a, b, c, limits, epilogue)
 
 
-def _plan(cut, name, tile, depth, tiles, workers, dtype, out, a, b, c, limits, epilogue):
+def _plan(choice, dtype, out, a, b, c, limits, epilogue):
+    name, tile, depth, cut, tiles, workers = choice
     defines = dict(T=dtype, OUT=out, TILE_M=tile.rows, TILE_N=tile.columns, TILE_K=depth, GROUP=8, **tile.defines)
     defines |= {"A_ALONG_K": int(a.last), "B_ALONG_K": int(not b.last), "VEC_C": c.vector if c.last else 1}
     defines |= epilogue
