@@ -159,8 +159,13 @@ WAYS = {
 def case(kind, k, n, what, dtype):
     a, b = operands(kind, k, n, dtype)
     c = cupy.empty((a.shape[0], b.shape[1]), tg.float32 if what and "accumulate" in what else dtype)
+    label = f"{kind} {k} x {n} {dtype}" + (f", {what}" if what else "")
+    return case_of(label, a, b, c, WAYS[what], "with what training adds" if what else "plain")
+
+
+def case_of(label, a, b, c, ways, group):
     scale = a.shape[1] ** -0.5
-    ways = WAYS[what](c, a, b, scale)
+    ways = ways(c, a, b, scale)
 
     def check():
         """Some rows against float64, relative to the size of what is summed."""
@@ -170,10 +175,15 @@ def case(kind, k, n, what, dtype):
         error = abs(c[rows] - ways.exact(rows, some @ whole)) / (abs(some) @ abs(whole) * scale + 1)
         return float(error.max()), 2 * ROUNDING[c.dtype] + 2 * a.shape[1] ** 0.5 * 2.0**-24
 
-    label = f"{kind} {k} x {n} {dtype}" + (f", {what}" if what else "")
     peers = {"library": ways.library, "torch": ways.torch}
     operations = 2.0 * a.shape[0] * a.shape[1] * b.shape[1]
-    return Case(label, ways.ours, peers, check, flops=operations, group="with what training adds" if what else "plain")
+    return Case(label, ways.ours, peers, check, flops=operations, group=group)
+
+
+def square(size, dtype):
+    """A product of squares, both along their last axis."""
+    a, b, c = (normal(size, size, dtype=dtype) for _ in range(3))
+    return case_of(f"square {size} {dtype}", a, b, c, plain, "squares")
 
 
 def every():
@@ -182,6 +192,8 @@ def every():
             for kind, what in zip(("forward", "dX", "dW"), whats, strict=True):
                 if what or not added:
                     yield case(kind, k, n, what if added else None, tg.bfloat16)
+    for size, dtype in ((4096, tg.bfloat16), (8192, tg.bfloat16), (8192, tg.float16), (8192, tg.float32)):
+        yield square(size, dtype)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the copy engine of sm_90 is told of an array, by a stand-in for the driver; tests of products on a GPU read by it."""
+"""What the copy engine of sm_90 is told of an array, with a stand-in for the driver; on a GPU, products read by it."""
 
 import ctypes
 import sys
@@ -97,5 +97,5 @@ def test_the_argument_of_a_kernel():
     assert [(p.name, p.kind, p.written) for p in parameters] == [
         ("y", "pointer", True), ("a", "tiled", False), ("n", "value", False),
     ]  # fmt: skip
-    with pytest.raises(TypeError, match="f: a must be a kernel.Tiled, got ndarray"):
+    with pytest.raises(TypeError, match=r"f: a must be a kernel\.Tiled, got ndarray"):
         kernel.Function("f", parameters, None).convert((np.zeros(2, np.float32), np.zeros(2, np.float32), 1))
