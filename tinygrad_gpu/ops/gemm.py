@@ -119,8 +119,7 @@ def linear_grads(ctx, weight, bias, dy, x):
 
 
 def column_sum(a):
-    """The sum of a (..., C) over all axes but the last, in the arithmetic dtype: a product with ones, summed in blocks."""
-    blocks."""
+    """The sum of a (..., C) over all axes but the last, in the arithmetic dtype: a product with ones."""
     a, xp = rows(a), array_module(a)
     if not (kernel.runs(a) and a.size):
         return xp.ones(len(a), accumulator(a.dtype)) @ widen(a)
