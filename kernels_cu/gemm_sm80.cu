@@ -65,7 +65,7 @@ struct Operand {
     // Begins to copy the next tile, which has `depth` elements along K left before the end of that axis, with zeros for
     // those beyond it or the outer axis.
     __device__ __forceinline__ void fetch(Copies &copies, char *tile, int depth) {
-#pragma unroll
+#pragma unroll(VEC > 1 ? COUNT : 1)  // element by element all at once would spill
         for (int i = 0; i < COUNT; i++) {
             const int row = threadIdx.x / CHUNKS + i * STEP, column = threadIdx.x % CHUNKS * CHUNK;
             const int rows = ALONG_K ? left - i * STEP : depth - row, along = ALONG_K ? depth - column : left;

@@ -118,7 +118,8 @@ def main():
     tools, hosts = versions(), host_runs()
     columns = ("kernel", *HOSTS, *TARGETS, "shared", "spills")
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    rows += [row(source, name, hosts, tools) for source in SOURCES for name in names(source)]
+    kernels = {name: source for source in reversed(SOURCES) for name in names(source)}  # of several, the first source
+    rows += [row(kernels[name], name, hosts, tools) for name in sorted(kernels)]
     compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     used = ", ".join(dict.fromkeys((*tools.values(), f"g++ {compiler}", f"Python {platform.python_version()}")))
     PAGE.write_text(TEXT + "\n".join(rows) + f"\n\nTools: {used}.\n")

@@ -52,8 +52,8 @@ def header(source):
 
 
 def names(source):
-    """The kernels of a source."""
-    return [name for name, _ in kernel._KERNEL.findall(text(source))]
+    """The kernels of a source, those of what it includes first."""
+    return [name for name, _ in kernel._KERNEL.findall(kernel.source(source))]
 
 
 # ---- the calls; `new(*shape)` makes a leaf, and what they yield is differentiated
