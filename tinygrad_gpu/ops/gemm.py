@@ -171,19 +171,21 @@ def launches(
     plan = config(*sizes, *layouts, limits or kernel.limits(c), tf32=tf32, choices=choices, **defines)
     parts = array_module(c).empty(plan.parts, float32) if plan.parts else None
     numbers = m, n, k, count, *batch[1:], plan.slices, plan.whole, plan.per, alpha, beta
-    result, before, beside = (None if x is None else kernel.Strided(x) for x in (c, pre, other))
     if plan.boxes:
         of_c, of_a, of_b = plan.boxes
-        result_box, before_box, beside_box = (Tiled(c if x is None else x, *of_c) for x in (c, pre, other))
+        result, before, beside = (Tiled(c if x is None else x, *of_c) for x in (c, pre, other))
         factors = Tiled(a, *of_a), Tiled(b, *of_b)
-        arguments = result_box, before_box, sums, parts, *factors, bias, beside_box, pre is not None, *numbers
+        arguments = result, before, sums, parts, *factors, bias, beside, pre is not None, *numbers
     else:
-        factors = kernel.Strided(a), kernel.Strided(b)
-        arguments = result, before, sums, parts, *factors, bias, beside, *numbers
+        arguments = *_strided(c, pre), sums, parts, *_strided(a, b), bias, *_strided(other), *numbers
     made = [(plan.launch, arguments)]
     if plan.sum:
-        made.append((plan.sum, (result, before, sums, parts, bias, beside, *numbers)))
+        made.append((plan.sum, (*_strided(c, pre), sums, parts, bias, *_strided(other), *numbers)))
     return made
+
+
+def _strided(*arrays):
+    return (None if x is None else kernel.Strided(x) for x in arrays)
 
 
 def _by_kernel(x):
