@@ -120,6 +120,11 @@ class Limits(NamedTuple):
     processors: int
     shared_memory: int
 
+    @property
+    def sm(self):
+        """The number of an NVIDIA GPU's target, 90 of "sm_90" and "sm_90a"; 0 for others."""
+        return int(re.sub(r"\D", "", self.target)) if self.target.startswith("sm_") else 0
+
 
 # A GPU to plan for where none is at hand, in tests and in the table of compiled kernels.
 H200 = Limits("sm_90", 32, 132, 227 << 10)
@@ -145,6 +150,7 @@ class Strided:
 
 # What the parameters that are not pointers or values take.
 _STRUCTURES = {"strided": Strided, "tiled": Tiled}
+_WITH_ARRAY = tuple(_STRUCTURES.values())
 
 
 class Parameter(NamedTuple):
@@ -315,8 +321,7 @@ def launch(what: Launch, *arguments) -> None:
     numbers become the parameter's type. Runs on the arrays' own device, on CuPy's current stream; not at all where the
     grid is empty. TypeError and ValueError for arguments that do not fit, before anything runs.
     """
-    structures = tuple(_STRUCTURES.values())
-    arrays = [a.array if isinstance(a, structures) else a for a in arguments]
+    arrays = [a.array if isinstance(a, _WITH_ARRAY) else a for a in arguments]
     arrays = [a for a in arrays if device.is_array(a)]
     if not arrays:
         raise TypeError(f"{what.name}: at least one argument must be an array")

@@ -39,7 +39,6 @@ def _packed(address, dtype, shape, strides, along_last, box):
     axes += [(1, 0)] * (5 - len(axes))
     if not along_last:
         axes[:2] = axes[1], axes[0]
-    kinds = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT32"}
     options = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -47,7 +46,7 @@ def _packed(address, dtype, shape, strides, along_last, box):
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     error, encoded = driver.cuTensorMapEncodeTiled(
-        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kinds[dtype.name]}"),
+        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype.name.upper()}"),
         len(axes),
         address,
         [driver.cuuint64_t(n) for n, _ in axes],

@@ -193,8 +193,7 @@ def _by_kernel(x):
     "auto" by device and dtype."""
     if not kernel.runs(x) or isinstance(x, np.ndarray) or switches.gemm == "kernel":
         return kernel.runs(x)
-    target = kernel.limits(x).target
-    return switches.gemm == "auto" and target.startswith("sm_") and int(target[3:]) >= 80
+    return switches.gemm == "auto" and kernel.limits(x).sm >= 80
 
 
 def _on_device(a, b, out, alpha, beta, bias, residual, dtype):

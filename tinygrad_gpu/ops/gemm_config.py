@@ -5,7 +5,6 @@ units and ranges for them. The kernel, its tile and the cut are those that take 
 """
 
 import functools
-import re
 from typing import NamedTuple
 
 from .. import kernel
@@ -131,10 +130,9 @@ class Plan(NamedTuple):
 
 def kernels_for(dtype, k, a, b, c, limits, tf32):
     """The kernels that may multiply operands of these Layouts."""
-    version = int(re.sub(r"\D", "", limits.target)) if limits.target.startswith("sm_") else 0
-    if version < 80 or not k or (dtype.itemsize == 4 and not tf32):
+    if limits.sm < 80 or not k or (dtype.itemsize == 4 and not tf32):
         return ("gemm",)
-    tiled = version == 90 and dtype.itemsize == 2 and a.tiled and b.tiled and c.tiled and c.last
+    tiled = limits.sm == 90 and dtype.itemsize == 2 and a.tiled and b.tiled and c.tiled and c.last
     return ("gemm_sm90", "gemm_sm80") if tiled else ("gemm_sm80",)
 
 
