@@ -96,15 +96,13 @@ __device__ __forceinline__ void multiply(const Piece &piece, const Work &w, cons
     for (int i = 0; i < EACH; i++)
 #pragma unroll
         for (int j = 0; j < EACH; j++) sum[i][j] = 0.0f;
-    // Whether this thread has a row of a to add up, the one of its number.
-    const auto has_row = [&] { return ROW_SUMS && later.spot.column == 0 && threadIdx.x < TILE_M; };
 
     int depth = min(piece.count * TILE_K, k - piece.first * TILE_K);
     stage_a.read(a.strides[3], a.strides[4], depth);
     stage_b.read(b.strides[4], b.strides[3], depth);
     // Two buffers: while one is multiplied the next tile is on its way, and one barrier a tile is enough, since nobody
     // writes a buffer before all have passed the barrier after its last use.
-    for (int now = 0; depth > 0; depth -= TILE_K, now ^= 1) {
+    for (int now = 0, step = 0; depth > 0; depth -= TILE_K, now ^= 1, step++) {
         float *tile_a = tiles_a + now * TILE_K * (TILE_M + PAD), *tile_b = tiles_b + now * TILE_K * (TILE_N + PAD);
         stage_a.write(tile_a);
         stage_b.write(tile_b);
@@ -129,7 +127,7 @@ __device__ __forceinline__ void multiply(const Piece &piece, const Work &w, cons
 #pragma unroll
                 for (int j = 0; j < EACH; j++) sum[i][j] += left[i] * right[j];
         }
-        if (has_row()) {
+        if (threadIdx.x < TILE_M && w.sums_rows(piece, later.spot.column, step)) {
 #pragma unroll
             for (int y = 0; y < TILE_K; y++) row_sum += tile_a[y * (TILE_M + PAD) + threadIdx.x];
         }
@@ -154,9 +152,9 @@ __device__ __forceinline__ void multiply(const Piece &piece, const Work &w, cons
             else to.put(base, here.row + x, here.column + y, v, bias);
         }
     }
-    if (has_row()) {
+    if (ROW_SUMS && threadIdx.x < TILE_M) {
         if (slot) slot[TILE_M * TILE_N + threadIdx.x] = row_sum;
-        else if (here.row + threadIdx.x < w.m) sums[here.row + threadIdx.x] = row_sum;
+        else if (here.column == 0 && here.row + threadIdx.x < w.m) sums[here.row + threadIdx.x] = row_sum;
     }
 }
 

@@ -10,7 +10,7 @@
 // Sums. EPILOGUE says what becomes of v = alpha a b + bias:
 //   PLAIN  c = v                GELU   pre = v, rounded, if pre is there, and c = GELU(that)
 //   ADD    c = v + beta other   SLOPE  c = v GELU'(other)       other is laid out as c, and may be c
-// and ROW_SUMS, whether `sums` gets the sum of each row of a (of one batch), which tiles of the first column make.
+// and ROW_SUMS, whether `sums` gets the sum of each row of a (of one batch), which the tiles of a few columns make.
 #pragma once
 #include "common.cuh"
 
@@ -54,6 +54,35 @@ struct Work {
 
     __device__ __forceinline__ Piece unit(int u) const {
         return {u % tiles, u / tiles * blocks, blocks, slices > 1 ? u : -1};
+    }
+
+    // Rows of a are added up by tiles of so many columns, each at its part of a unit's steps: where all sums go to slots
+    // by several, so that none is late, else by the first.
+    __device__ __forceinline__ int sharing() const { return slices > 1 ? min(tiles_n, 8) : 1; }
+
+    // Of a piece's steps the first at which the tile in that column does so. They end where the next column's begin.
+    __device__ __forceinline__ int sums_from(const Piece &piece, int column) const {
+        const int from = blocks * min(column / TILE_N, sharing()) / sharing() - piece.first % blocks;
+        return max(0, min(from, piece.count));
+    }
+
+    __device__ __forceinline__ bool sums_rows(const Piece &piece, int column, int step) const {
+        return ROW_SUMS && step >= sums_from(piece, column) && step < sums_from(piece, column + TILE_N);
+    }
+
+    // f(slot) for each slot of a tile, in the order of K; none, and false, if one range had all of it.
+    template <typename F>
+    __device__ __forceinline__ bool for_slots(int tile, F f) const {
+        const int units = slices > 1 ? min((max(whole - tile, 0) + tiles - 1) / tiles, slices) : 0;
+#pragma unroll 4
+        for (int i = 0; i < units; i++) f(i * tiles + tile);
+        for (int i = units; i < slices; i++) {
+            const int begin = (i * tiles + tile - whole) * blocks, r0 = begin / per, r1 = (begin + blocks - 1) / per;
+            if (slices == 1 && r0 == r1) return false;
+#pragma unroll 4
+            for (int r = r0; r <= r1; r++) f(slot_of_range(r) + (r == r0 && begin > r * per));
+        }
+        return true;
     }
 
     // f(piece) for a unit, or for what is in a range, of which the numbers follow those of `whole` units: the end of a
@@ -178,37 +207,39 @@ __device__ __forceinline__ void put_sums(float *slot, int row, int column, const
                      {sum[i][j], sum[i][j + 1]});
 }
 
-// The tiles that were multiplied in pieces: a block for 1024 elements of one, a thread for four neighbours in a row.
+// The tiles that were multiplied in pieces: a block for 2048 elements of one, a thread for four neighbours in a row and,
+// 1024 elements on, four more, so that enough loads are on their way at once.
 extern "C" __global__ void __launch_bounds__(256, 4)
     gemm_sum(SCRATCH Strided<OUT> c, SCRATCH Strided<OUT> pre, SCRATCH float *sums, const float *parts, const T *bias,
              Strided<const OUT> other, int m, int n, int k, int batches, int batch1, int batch2, int slices, int whole,
              int per, float alpha, float beta) {
     const Work w(m, n, k, batches, batch1, batch2, slices, whole, per);
-    const int blocks_each = TILE_M * TILE_N / 1024, tile = blockIdx.x / blocks_each + (slices > 1 ? 0 : whole);
-    const int first = blockIdx.x % blocks_each * 256 + threadIdx.x, e = 4 * first;
-    float sum[4] = {}, row_sum = 0.0f;
-    const auto add = [&](long long slot) {
-        const float *part = parts + slot * slot_size();
-        float more[4];
-        load(more, part + e);
+    const int blocks_each = TILE_M * TILE_N / 2048, tile = blockIdx.x / blocks_each + (slices > 1 ? 0 : whole);
+    const int block = blockIdx.x % blocks_each, first = 2048 * block + 4 * threadIdx.x;
+    float sum[2][4] = {};
+    const bool any = w.for_slots(tile, [&](long long slot) {
+        const float *part = parts + slot * slot_size() + first;
+        float more[2][4];
+        load(more[0], part), load(more[1], part + 1024);
 #pragma unroll
-        for (int j = 0; j < 4; j++) sum[j] += more[j];
-        if (ROW_SUMS && first < TILE_M) row_sum += part[TILE_M * TILE_N + first];
-    };
-    // Several loads at once; they are added one after another.
-    const int units = slices > 1 ? min((max(whole - tile, 0) + w.tiles - 1) / w.tiles, slices) : 0;
-#pragma unroll 4
-    for (int i = 0; i < units; i++) add(i * w.tiles + tile);
-    for (int i = units; i < slices; i++) {
-        const int begin = (i * w.tiles + tile - whole) * w.blocks, r0 = begin / per, r1 = (begin + w.blocks - 1) / per;
-        if (slices == 1 && r0 == r1) return;  // one range had all of it
-#pragma unroll 4
-        for (int r = r0; r <= r1; r++) add(w.slot_of_range(r) + (r == r0 && begin > r * per));
-    }
+        for (int i = 0; i < 8; i++) sum[i / 4][i % 4] += more[i / 4][i % 4];
+    });
+    if (!any) return;
     const Spot s = spot(w, tile);
     const Result to{c, pre.data, other.data, bias, m, n, alpha, beta};
-    float b[4];
-    bias_of(bias, n, s.column + e % TILE_N, b);
-    to.put(offset_of(c.strides, s), s.row + e / TILE_N, s.column + e % TILE_N, sum, b);
-    if (ROW_SUMS && s.column == 0 && first < TILE_M && s.row + first < m) sums[s.row + first] = row_sum;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int e = first + 1024 * h, column = s.column + e % TILE_N;
+        float b[4];
+        bias_of(bias, n, column, b);
+        to.put(offset_of(c.strides, s), s.row + e / TILE_N, column, sum[h], b);
+    }
+    const int row = 256 * block + threadIdx.x, group = s.row / TILE_M / GROUP * GROUP;
+    if (ROW_SUMS && s.column == 0 && row < TILE_M && s.row + row < m) {
+        float row_sum = 0.0f;
+        for (int i = 0; i < w.sharing(); i++)  // the tiles beside this one, as `spot` numbers them
+            w.for_slots(tile + i * min(GROUP, w.tiles_m - group),
+                        [&](long long slot) { row_sum += parts[slot * slot_size() + TILE_M * TILE_N + row]; });
+        sums[s.row + row] = row_sum;
+    }
 }

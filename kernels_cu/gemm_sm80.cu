@@ -126,7 +126,6 @@ __device__ __forceinline__ void multiply(const Piece &piece, const Work &w, cons
 #pragma unroll
             for (int j = 0; j < PART_N / 8; j++) sum[i][j][e] = 0.0f;
     }
-    const bool sums_rows = ROW_SUMS && s.column == 0 && part_n == 0;
 
     // A ring of stages, each of a tile of a and one of b: while one is multiplied the copies to all others but the next
     // are on their way. Beyond the last tile zeros are copied, so that all rounds are alike.
@@ -149,6 +148,7 @@ __device__ __forceinline__ void multiply(const Piece &piece, const Work &w, cons
     left.get(x[0], shared + now, 0);
     right.get(y[0], shared + now + TILE_A, 0);
     for (int round = 0; round < piece.count; round++) {
+        const bool sums_rows = part_n == 0 && w.sums_rows(piece, s.column, round);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             // The fragments of the next step; the last one's are in the next tile, which is here once all have come by.
@@ -211,13 +211,13 @@ __device__ __forceinline__ void multiply(const Piece &piece, const Work &w, cons
             }
         }
     }
-    if (sums_rows) {
+    if (ROW_SUMS && part_n == 0) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int i = in_quad() * 2 + e % 2, row = part_m * PART_M + i * 16 + e / 2 * 8 + quad();
             if (i >= PART_M / 16) continue;
             if (slot) slot[TILE_M * TILE_N + row] = row_sum[e];
-            else if (here.row + row < w.m) sums[here.row + row] = row_sum[e];
+            else if (here.column == 0 && here.row + row < w.m) sums[here.row + row] = row_sum[e];
         }
     }
 }

@@ -12,8 +12,8 @@
 // Numerics  products of T summed in fp32 by the matrix core, 16 along K at a time, rounded once at the end; no atomics
 // Requires  sm_90a; K > 0; boxes of a (64, TILE_M / CLUSTER) along K (A_ALONG_K 1) or (64, 64) along M (0), of b (64,
 //           TILE_N / CLUSTER) along K (B_ALONG_K 1) or (64, 64 / CLUSTER) along N (0), of c and pre (128 bytes, 16);
-//           VEC_C > 1, for gemm_sum. TILE_N 64, 128, 192 or 256. TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE
-//           alone. Where the sums take most registers the copying thread spills some 30 bytes
+//           VEC_C > 1, for gemm_sum. TILE_N 128, 192 or 256. TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE
+//           alone. With ROW_SUMS, where the sums take most registers, some 60 bytes of what is seldom read spill
 // Source    the PTX ISA (see hopper.cuh); the roles of warpgroups as CUTLASS describes them (doc/efficient_gemm.md,
 //           Hopper warp specialization) and P. Shankhdhar, Outperforming cuBLAS on H100 (2024)
 // Measured  see docs/gemm.md
@@ -28,8 +28,8 @@
 #define THREADS (128 * (GROUPS + 1))
 // Registers of a thread that copies, and of one that multiplies, of 65536 in all.
 #define WIDE (EACH * TILE_N > 256)  // whether sums take more than half of those
-#define FEW (GROUPS == 3 ? 40 : WIDE ? 24 : 56)
-#define MANY (GROUPS == 3 ? 152 : WIDE ? 240 : 224)
+#define FEW (GROUPS == 2 && WIDE ? 40 : 56)
+#define MANY (GROUPS == 3 ? 152 : WIDE ? 232 : 224)
 #define ROW 128                // bytes of a row of shared memory, which the engines swizzle
 #define SIXTY_FOUR (64 * ROW)  // bytes of 64 rows of a or columns of b by TILE_K
 #define BYTES_A (BLOCK_M * ROW)
@@ -111,49 +111,68 @@ __device__ __forceinline__ void produce(const Shared &shared, const Work &w, con
     });
 }
 
-// A warpgroup's products of a piece, from row 64 `first` of the block's on; with `sum_rows` also those of a with ones.
-template <bool sum_rows>
-__device__ __forceinline__ void multiply(const Shared &shared, Ring &ring, int count, int first,
-                                         float (&sum)[EACH][TILE_N / 2], float (&rows)[EACH][4]) {
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-#pragma unroll
-        for (int j = 0; j < TILE_N / 2; j++) sum[i][j] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 4; j++) rows[i][j] = 0.0f;
-    }
-    const unsigned lane = threadIdx.x % 32;
-    const auto release = [&](int stage) {
+// A warpgroup's products of a piece.
+struct Multiply {
+    const Shared &shared;
+    Ring &ring;
+    int first;  // of its rows the first of the block's, over 64
+    float (&sum)[EACH][TILE_N / 2], (&rows)[EACH][4];
+
+    __device__ __forceinline__ void release(int stage) const {
+        const unsigned lane = threadIdx.x % 32;
         if (lane < CLUSTER) arrive(shared.empty + stage, lane);
-    };
-    unsigned before = 0;
-#pragma unroll 1
-    for (int i = 0; i < count; i++) {
-        wait(shared.full + ring.stage, ring.round);
-        const unsigned long long a = describe(shared.a(ring.stage) + first * SIXTY_FOUR, SIXTY_FOUR);
-        const unsigned long long b = describe(shared.b(ring.stage), SIXTY_FOUR);
-        fence_products();
-#pragma unroll
-        for (int k = 0; k < TILE_K / 16; k++) {
-            // Sixteen elements further along K, in units of 16 bytes: within a row, or sixteen rows down.
-            const int step_a = A_ALONG_K ? 2 * k : ROW * k, step_b = B_ALONG_K ? 2 * k : ROW * k;
-#pragma unroll
-            for (int j = 0; j < EACH; j++) {
-                const unsigned long long of_a = a + j * (SIXTY_FOUR / 16) + step_a;
-                multiply_add<T, TILE_N, !A_ALONG_K, !B_ALONG_K>(sum[j], of_a, b + step_b);
-                if (sum_rows) multiply_add<T, 8, !A_ALONG_K, 0>(rows[j], of_a, describe_plain(shared.ones));
-            }
-        }
-        commit_products();
-        wait_products<1>();  // those of the step before: its stage is free
-        if (i) release(before);
-        before = ring.stage;
-        ring.next();
     }
-    if (TAKE_TURNS && lane == 0) arrive(shared.turn + (threadIdx.x / 128 == 1));
-    wait_products<0>();
-    release(before);
-}
+
+    // Those of some steps; with SUM_ROWS also a's with ones. last: whether no others follow.
+    template <bool SUM_ROWS>
+    __device__ __forceinline__ void steps(int count, bool last) {
+        unsigned before = 0;
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            wait(shared.full + ring.stage, ring.round);
+            const unsigned long long a = describe(shared.a(ring.stage) + first * SIXTY_FOUR, SIXTY_FOUR);
+            const unsigned long long b = describe(shared.b(ring.stage), SIXTY_FOUR);
+            fence_products();
+#pragma unroll
+            for (int k = 0; k < TILE_K / 16; k++) {
+                // Sixteen elements further along K, in units of 16 bytes: within a row, or sixteen rows down.
+                const int step_a = A_ALONG_K ? 2 * k : ROW * k, step_b = B_ALONG_K ? 2 * k : ROW * k;
+#pragma unroll
+                for (int j = 0; j < EACH; j++) {
+                    const unsigned long long of_a = a + j * (SIXTY_FOUR / 16) + step_a;
+                    multiply_add<T, TILE_N, !A_ALONG_K, !B_ALONG_K>(sum[j], of_a, b + step_b);
+                    if (SUM_ROWS) multiply_add<T, 8, !A_ALONG_K, 0>(rows[j], of_a, describe_plain(shared.ones));
+                }
+            }
+            commit_products();
+            wait_products<1>();  // those of the step before: its stage is free
+            if (i) release(before);
+            before = ring.stage;
+            ring.next();
+        }
+        if (TAKE_TURNS && last && threadIdx.x % 32 == 0) arrive(shared.turn + (threadIdx.x / 128 == 1));
+        wait_products<0>();
+        if (count) release(before);
+    }
+
+    __device__ __forceinline__ void operator()(const Work &w, const Piece &piece, int column) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+#pragma unroll
+            for (int j = 0; j < TILE_N / 2; j++) sum[i][j] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; j++) rows[i][j] = 0.0f;
+        }
+        if (ROW_SUMS) {
+            const int begin = w.sums_from(piece, column), end = w.sums_from(piece, column + TILE_N);
+            steps<false>(begin, false);
+            steps<true>(end - begin, false);
+            steps<false>(piece.count - end, true);
+        } else {
+            steps<false>(piece.count, true);
+        }
+    }
+};
 
 // A warp's sums become c in panels of sixteen rows and 128 bytes of columns, which lie swizzled in shared memory: what
 // `other` has comes there by the copy engine, and what becomes of it goes that way to memory.
@@ -342,21 +361,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
                 wait(shared.turn + mine, number / GROUPS + 1 - mine & 1);
             }
             float sum[EACH][TILE_N / 2], rows[EACH][4];
-            const bool sum_rows = ROW_SUMS && s.column == 0;
-            if (sum_rows) multiply<true>(shared, ring, piece.count, first, sum, rows);
-            else multiply<false>(shared, ring, piece.count, first, sum, rows);
+            Multiply{shared, ring, first, sum, rows}(w, piece, s.column);
 
             float *slot = piece.slot < 0 ? nullptr : parts + piece.slot * slot_size();
             if (slot) put_sums<64>(slot, row + lane / 4, lane % 4 * 2, sum);
             else epilogue(sum, s, row);
-            if (sum_rows && lane % 4 == 0) {
+            if (ROW_SUMS && lane % 4 == 0) {
 #pragma unroll
                 for (int i = 0; i < EACH; i++)
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         const int y = row + lane / 4 + 64 * i + 8 * h;
                         if (slot) slot[TILE_M * TILE_N + y] = rows[i][2 * h];
-                        else if (s.row + y < m) sums[s.row + y] = rows[i][2 * h];
+                        else if (s.column == 0 && s.row + y < m) sums[s.row + y] = rows[i][2 * h];
                     }
             }
         });

@@ -162,13 +162,11 @@ __device__ __forceinline__ void wait_products() {
 #define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
 #define ALL_8 FOUR(0)
-#define ALL_64 SIXTEEN(0), SIXTEEN(16)
-#define ALL_128 ALL_64, SIXTEEN(32), SIXTEEN(48)
+#define ALL_128 SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48)
 #define ALL_192 ALL_128, SIXTEEN(64), SIXTEEN(80)
 #define ALL_256 ALL_192, SIXTEEN(96), SIXTEEN(112)
 #define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9,"
 #define NAMES_8 "%0,%1,%2,%3"
-#define NAMES_64 TEN() TEN(1) TEN(2) "%30,%31"
 #define NAMES_128 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60,%61,%62,%63"
 #define NAMES_192 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) "%90,%91,%92,%93,%94,%95"
 #define NAMES_256                                                                                                   \
@@ -192,7 +190,6 @@ template <typename U, int N, int TURN_A, int TURN_B>
 __device__ __forceinline__ void multiply_add(float (&d)[N / 2], unsigned long long a, unsigned long long b) {
     constexpr bool BRAIN = is_bfloat16<U>::value;
     PRODUCT_OF(8, 4, 5, 6, 7)
-    PRODUCT_OF(64, 32, 33, 34, 35)
     PRODUCT_OF(128, 64, 65, 66, 67)
     PRODUCT_OF(192, 96, 97, 98, 99)
     PRODUCT_OF(256, 128, 129, 130, 131)

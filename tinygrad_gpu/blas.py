@@ -12,6 +12,7 @@ from .ops.copy import copied, merged
 # cudaDataType and cublasComputeType_t, from CUDA's library_types.h and cublas_api.h.
 _TYPES = {float32: 0, float16: 2, bfloat16: 14}
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _DEFAULT_ALGORITHM = 68, 77, -1
+_DISALLOW_REDUCED_PRECISION_REDUCTION = 16  # of cublasMath_t: sums of parts along K stay float32
 
 
 def product(c, a, b, alpha, beta):
@@ -40,13 +41,19 @@ def product(c, a, b, alpha, beta):
     scalars = np.array([alpha, beta], np.float32)
     from cupy_backends.cuda.libs import cublas
 
-    cublas.gemmStridedBatchedEx(
-        xp.cuda.device.get_cublas_handle(), int(turn_left), int(turn_right), c.shape[-1], c.shape[-2], a.shape[-1],
-        scalars.ctypes.data, left.data.ptr, _TYPES[left.dtype], *left_steps,
-        right.data.ptr, _TYPES[right.dtype], *right_steps,
-        scalars.ctypes.data + 4, target.data.ptr, _TYPES[target.dtype], ld, step,
-        batch, compute, _DEFAULT_ALGORITHM,
-    )  # fmt: skip
+    handle = xp.cuda.device.get_cublas_handle()
+    mode = cublas.getMathMode(handle)
+    cublas.setMathMode(handle, mode | _DISALLOW_REDUCED_PRECISION_REDUCTION)
+    try:
+        cublas.gemmStridedBatchedEx(
+            handle, int(turn_left), int(turn_right), c.shape[-1], c.shape[-2], a.shape[-1],
+            scalars.ctypes.data, left.data.ptr, _TYPES[left.dtype], *left_steps,
+            right.data.ptr, _TYPES[right.dtype], *right_steps,
+            scalars.ctypes.data + 4, target.data.ptr, _TYPES[target.dtype], ld, step,
+            batch, compute, _DEFAULT_ALGORITHM,
+        )  # fmt: skip
+    finally:
+        cublas.setMathMode(handle, mode)
     if target is not c:
         copied(target, c)
 

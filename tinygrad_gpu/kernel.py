@@ -201,23 +201,46 @@ def signature(text, name, defines):
 _NULLS = {"pointer": np.uint64(0), "strided": np.zeros((), Strided.layout)[()]}
 
 
-def _number(name, p, value):
-    """A Python number as the parameter's type; TypeError or ValueError where it does not fit."""
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if dtypes.is_float(p.dtype):
-        if not (is_int or isinstance(value, (float, np.floating))):
-            raise TypeError(f"{name}: {p.name} must be a number, got {type(value).__name__}")
-        return p.dtype.type(value)
+def _number(name, p):
+    """What makes a Python number the parameter's type; TypeError or ValueError where it does not fit."""
+    make, low, high = p.dtype.type, -math.inf, math.inf
     if p.dtype.kind == "b":
-        if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"{name}: {p.name} must be a bool, got {type(value).__name__}")
-        return np.bool_(value)
-    if not is_int:
-        raise TypeError(f"{name}: {p.name} must be an int, got {type(value).__name__}")
-    limits = np.iinfo(p.dtype)
-    if not limits.min <= value <= limits.max:
-        raise ValueError(f"{name}: {p.name} must be in [{limits.min}, {limits.max}], got {value}")
-    return p.dtype.type(value)
+        kinds, words = (bool, np.bool_), "a bool"
+    elif dtypes.is_float(p.dtype):
+        kinds, words = (float, int, np.floating, np.integer), "a number"
+    else:
+        kinds, words, limits = (int, np.integer), "an int", np.iinfo(p.dtype)
+        low, high = limits.min, limits.max
+
+    def convert(value):
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{name}: {p.name} must be {words}, got {type(value).__name__}")
+        if value < low or value > high:
+            raise ValueError(f"{name}: {p.name} must be in [{low}, {high}], got {value}")
+        return make(value)
+
+    return convert
+
+
+def _array(name, p):
+    """What makes an array, or None, what the parameter takes; TypeError or ValueError where it does not fit."""
+    wanted = _STRUCTURES.get(p.kind)
+
+    def convert(a):
+        if a is None and p.kind in _NULLS:
+            return _NULLS[p.kind]
+        if not (isinstance(a, wanted) if wanted else device.is_array(a)):
+            words = f"a kernel.{wanted.__name__}" if wanted else "an array or None"
+            raise TypeError(f"{name}: {p.name} must be {words}, got {type(a).__name__}")
+        if p.dtype is not None and a.dtype != p.dtype:
+            raise TypeError(f"{name}: {p.name} must have dtype {p.dtype}, got {a.dtype}")
+        if wanted:
+            return a.packed
+        if not a.flags.c_contiguous:
+            raise ValueError(f"{name}: {p.name} must be contiguous, got strides {a.strides} for shape {a.shape}")
+        return a
+
+    return convert
 
 
 class Function:
@@ -225,31 +248,14 @@ class Function:
 
     def __init__(self, name, parameters, run):
         self.name, self.parameters, self.run = name, parameters, run
+        self._converters = [(_number if p.kind == "value" else _array)(name, p) for p in parameters]
 
     def convert(self, arguments):
         """The arguments as the kernel's parameters want them; TypeError or ValueError for those that do not fit."""
         if len(arguments) != len(self.parameters):
             names = ", ".join(p.name for p in self.parameters)
             raise TypeError(f"{self.name}: takes {len(self.parameters)} arguments ({names}), got {len(arguments)}")
-        return [
-            _number(self.name, p, a) if p.kind == "value" else self._array(p, a)
-            for p, a in zip(self.parameters, arguments, strict=True)
-        ]
-
-    def _array(self, p, a):
-        if a is None and p.kind in _NULLS:
-            return _NULLS[p.kind]
-        wanted = _STRUCTURES.get(p.kind)
-        if not (isinstance(a, wanted) if wanted else device.is_array(a)):
-            words = f"a kernel.{wanted.__name__}" if wanted else "an array or None"
-            raise TypeError(f"{self.name}: {p.name} must be {words}, got {type(a).__name__}")
-        if p.dtype is not None and a.dtype != p.dtype:
-            raise TypeError(f"{self.name}: {p.name} must have dtype {p.dtype}, got {a.dtype}")
-        if wanted:
-            return a.packed
-        if not a.flags.c_contiguous:
-            raise ValueError(f"{self.name}: {p.name} must be contiguous, got strides {a.strides} for shape {a.shape}")
-        return a
+        return [f(a) for f, a in zip(self._converters, arguments, strict=True)]
 
 
 _host = None  # the host build in use (testing/host.py)
@@ -303,12 +309,12 @@ def _on_gpu(key, number):
     parameters = signature(text, name, defines)
     module = cupy.RawModule(code=text, options=options)
     function = module.get_function(name)
-    static = function.shared_size_bytes
+    granted = (48 << 10) - function.shared_size_bytes  # a block may have more, if that is asked for
 
     def run(what, values, _):
-        # More than 48 KiB a block, the static part included, must be asked for.
-        if what.shared + static > 48 << 10 and function.max_dynamic_shared_size_bytes < what.shared:
-            function.max_dynamic_shared_size_bytes = what.shared
+        nonlocal granted
+        if what.shared > granted:
+            function.max_dynamic_shared_size_bytes = granted = what.shared
         function(what.grid, what.block, values, shared_mem=what.shared)
 
     return Function(name, parameters, run)
@@ -321,16 +327,20 @@ def launch(what: Launch, *arguments) -> None:
     numbers become the parameter's type. Runs on the arrays' own device, on CuPy's current stream; not at all where the
     grid is empty. TypeError and ValueError for arguments that do not fit, before anything runs.
     """
-    arrays = [a.array if isinstance(a, _WITH_ARRAY) else a for a in arguments]
-    arrays = [a for a in arrays if device.is_array(a)]
-    if not arrays:
-        raise TypeError(f"{what.name}: at least one argument must be an array")
-    first = arrays[0]
-    here = None if isinstance(first, np.ndarray) else first.device.id
-    for a in arrays:
-        if (None if isinstance(a, np.ndarray) else a.device.id) != here:
+    first = here = None
+    for a in arguments:
+        if isinstance(a, _WITH_ARRAY):
+            a = a.array
+        elif not device.is_array(a):
+            continue
+        place = None if isinstance(a, np.ndarray) else a.device.id
+        if first is None:
+            first, here = a, place
+        elif place != here:
             places = f"{device.of(first)} and {device.of(a)}"
             raise ValueError(f"{what.name}: all arrays must be on one device, got {places}")
+    if first is None:
+        raise TypeError(f"{what.name}: at least one argument must be an array")
     if here is None and _host is None:
         raise RuntimeError(f"{what.name}: NumPy arrays need `with tg.testing.host_kernels():`")
     function = _host.function(what.key) if here is None else _on_gpu(what.key, here)

@@ -334,15 +334,21 @@ def runs():
         yield from (pytest.param(backend, *what, marks=mark, id="-".join((backend, *what[:2]))) for what in found)
 
 
+def limits_for(name, kernels):
+    """The Limits of the default device, if it can run that kernel."""
+    limits = kernel.limits(tg.zeros(1).data)
+    if kernels == "cuda" and name not in ("gemm", "product", *chosen(limits=limits)):
+        pytest.skip(f"{limits.target} cannot run {name}")
+    return limits
+
+
 @pytest.mark.parametrize(("kernels", "name", "label", "cases"), [*runs()], indirect=["kernels"])
 @settings(max_examples=16)
 @given(data=st.data())
 def test_kernels(kernels, name, label, cases, monkeypatch, data):
     """Every tile of every kernel, whole and in pieces: all that may become of sums, in any layout, with sizes about the
     tiles. What is not read holds NaN."""
-    limits = kernel.limits(tg.zeros(1).data)
-    if kernels == "cuda" and name not in ("gemm", "product", *chosen(limits=limits)):
-        pytest.skip(f"{limits.target} cannot run {name}")
+    limits = limits_for(name, kernels)
     by_vectors = name == "gemm_sm90" or (name, label) == ("gemm", "128x128")
     dtype, out, *places, what = data.draw(st.sampled_from(cases))
     if by_vectors:
@@ -404,6 +410,33 @@ def test_kernels(kernels, name, label, cases, monkeypatch, data):
     assert_near(as_float64(c), exact, rtol=2 * ROUNDING[out], atol=error + 2**-24)  # half of float16's smallest number
 
 
+ROWS_OF = [pytest.param("host32", name, "64x64", marks=needs_compiler) for name in ("gemm", "gemm_sm80")]
+ROWS_OF += [pytest.param("cuda", name, label, marks=needs_gpu) for name, tiles in TILES.items() for label in tiles]
+
+
+@pytest.mark.parametrize(("kernels", "name", "label"), ROWS_OF, indirect=["kernels"])
+def test_row_sums_of_every_cut(kernels, name, label, monkeypatch):
+    """Whichever tiles and pieces add up rows of a, each element counts once. All numbers are small integers."""
+    limits = limits_for(name, kernels)
+    m, n, k = (520, 584, 1160) if kernels == "cuda" else (72, 200, 104)
+    x, y = (rng(i).integers(-2, 3, s) for i, s in enumerate([(k, m), (k, n)]))
+    a, b = tg.Tensor(x, dtype=F2).data.T, tg.Tensor(y, dtype=F2).data
+    for processors in (1, 2, 3, 6, 10, 14, 132):
+        found = {}
+        monkeypatch.setattr(gemm_config, "cuts", lambda *of, found=found: found.setdefault("all", [*cuts(*of)])[:1])
+        options = {"limits": limits._replace(processors=processors), "choices": ((name, label),)}
+        config.cache_clear()
+        c, sums = array_module(a).empty((m, n), F4), array_module(a).empty(m, F4)
+        product_kernel(c, a, b, sums=sums, **options)
+        for cut in found["all"]:
+            monkeypatch.setattr(gemm_config, "cuts", lambda *_, cut=cut: [cut])
+            config.cache_clear()
+            c[...] = sums[...] = math.nan
+            product_kernel(c, a, b, sums=sums, **options)
+            assert (as_float64(c) == x.T @ y).all(), cut
+            assert (as_float64(sums) == x.sum(0)).all(), cut
+
+
 @pytest.mark.parametrize("out", [F4, None], ids=["into float32", "into its own"])
 @pytest.mark.parametrize("dtype", [F4, F2, BF], ids=str)
 def test_errors_beside_the_mathematics(kernels, monkeypatch, dtype, out):
@@ -424,6 +457,23 @@ def test_errors_beside_the_mathematics(kernels, monkeypatch, dtype, out):
             errors[name].append((abs(as_float64(c) - exact) / exact).max())
     worst = {name: max(each) for name, each in errors.items()}
     assert worst["kernel"] <= 2 * worst["blas"] + ROUNDING[out]
+
+
+@pytest.mark.parametrize("dtype", [F2, BF], ids=str)
+@pytest.mark.parametrize("k", [130, 2000])
+def test_halves_are_rounded_once(kernels, monkeypatch, dtype, k):
+    """A bias that takes all of the product but its rounding leaves just that, which a library that rounds sums of parts
+    along K, as cuBLAS may, gives as zeros."""
+    side = 520 if kernels == "cuda" else 40
+    a, b = (rng(i).uniform(-1, 1, s).astype(dtype) for i, s in enumerate([(1, k), (k, side)]))
+    exact = as_float64(a) @ as_float64(b)
+    bias = -exact[0].astype(dtype)
+    exact += as_float64(bias)
+    for engine in ("kernel", "blas") if kernels == "cuda" else ("kernel",):
+        monkeypatch.setattr(tg.config, "gemm", engine)
+        x, y, z = (tg.Tensor(each).data for each in (np.repeat(a, side, 0), b, bias))
+        found = as_float64(product(x, y, bias=z, dtype=dtype))
+        assert_near(found, np.repeat(exact, side, 0), rtol=2 * ROUNDING[dtype], atol=k * ROUNDING[F4], name=engine)
 
 
 @pytest.mark.parametrize(

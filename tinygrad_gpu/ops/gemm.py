@@ -131,7 +131,8 @@ def column_sum(a):
 
 def _layout(x, *others):
     """The Layout of x, and of other arrays laid out as x or None."""
-    return layout(x.shape, x.strides, x.itemsize, max(address(y) % 16 for y in (x, *others) if y is not None))
+    misplaced = address(x) % 16 > 0 or any(address(y) % 16 for y in others if y is not None)
+    return layout(x.shape, x.strides, x.itemsize, misplaced)
 
 
 def product_kernel(c, a, b, alpha=1.0, beta=0.0, bias=None, *, epilogue=None, other=None, **options):
@@ -173,7 +174,8 @@ def launches(
     numbers = m, n, k, count, *batch[1:], plan.slices, plan.whole, plan.per, alpha, beta
     if plan.boxes:
         of_c, of_a, of_b = plan.boxes
-        result, before, beside = (Tiled(c if x is None else x, *of_c) for x in (c, pre, other))
+        result = Tiled(c, *of_c)
+        before, beside = (result if x is None or x is c else Tiled(x, *of_c) for x in (pre, other))
         factors = Tiled(a, *of_a), Tiled(b, *of_b)
         arguments = result, before, sums, parts, *factors, bias, beside, pre is not None, *numbers
     else:

@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
 @functools.cache
 def layout(shape, strides, size, misplaced):
-    """The Layout of an array of elements of `size` bytes whose address is `misplaced` bytes past a multiple of 16."""
+    """The Layout of an array of elements of `size` bytes; misplaced: whether its address is no multiple of 16."""
     for axis in (-1, -2):
         others = [s for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1 and i - len(shape) != axis]
         if strides[axis] == size and shape[axis] * size >= 16 and not misplaced and not any(s % 16 for s in others):
@@ -59,7 +59,6 @@ TILES = {
     },
     "gemm_sm80": {
         "128x256": Tile(128, 256, (64, 32), 1, 1, 256, 4, {"WARPS_M": 2, "WARPS_N": 4}),
-        "128x128": Tile(128, 128, (64, 32), 2, 1, 128, 3, {"WARPS_M": 2, "WARPS_N": 2}),
         "64x64": Tile(64, 64, (64, 32), 4, 1, 128, 3, {"WARPS_M": 2, "WARPS_N": 2}),
     },
     "gemm": {
@@ -100,7 +99,8 @@ def cuts(tiles, steps, workers, slot, step, piece, apart=0.0):
             slots = (whole if slices > 1 else 0) + 2 * ranges
             time = -(-whole // workers) * (blocks * step + piece)
             time += per * max(step, apart) + 2 * piece if rest else 0
-            time += SUM[0] + SUM[1] * slot * slots if slots else 0
+            # Of a range's two slots most use one.
+            time += SUM[0] + SUM[1] * slot * (slots - ranges + units - whole) if slots else 0
             yield Cut(slices, whole, per, ranges, slots, time)
 
 
@@ -195,6 +195,6 @@ def _plan(choice, dtype, out, a, b, c, limits, epilogue):
     total = None
     if cut.slots:
         summed = tiles if cut.slices > 1 else tiles - cut.whole
-        total = kernel.Launch(f"{name}.cu", "gemm_sum", (summed * tile.rows * tile.columns // 1024,), (256,), **defines)
+        total = kernel.Launch(f"{name}.cu", "gemm_sum", (summed * tile.rows * tile.columns // 2048,), (256,), **defines)
     parts = cut.slots * (tile.rows * tile.columns + tile.rows)
     return Plan(launch, total, cut.slices, cut.whole, cut.per, parts, boxes)
