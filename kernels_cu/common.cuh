@@ -70,6 +70,19 @@ __device__ __forceinline__ float to_float(float16 x) {
 template <typename U>
 __device__ __forceinline__ U to(float x);
 
+// Two neighbours of a 16-bit type, by one conversion: those of one number alone run at a quarter of the speed.
+template <typename U>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned y;
+    if constexpr (is_bfloat16<U>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+#else
+    return to<U>(low).bits | (unsigned)to<U>(high).bits << 16;
+#endif
+}
+
 template <>
 __device__ __forceinline__ float to<float>(float x) {
     return x;
@@ -78,7 +91,9 @@ __device__ __forceinline__ float to<float>(float x) {
 template <>
 __device__ __forceinline__ float16 to<float16>(float x) {
     float16 y;
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    y.bits = (unsigned short)pack<float16>(x, 0.0f);
+#elif defined(__CUDACC__)
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 #elif defined(HOST_BUILD)
     y.bits = host::to_half(x);
@@ -93,13 +108,27 @@ template <>
 __device__ __forceinline__ bfloat16 to<bfloat16>(float x) {
     bfloat16 y;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    y.bits = (unsigned short)pack<bfloat16>(x, 0.0f);
 #else
     unsigned u = __float_as_uint(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) y.bits = (unsigned short)((u >> 16) | 0x40);  // NaN stays NaN
     else y.bits = (unsigned short)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 #endif
     return y;
+}
+
+// x as U has it.
+template <typename U, int N>
+__device__ __forceinline__ void round_to(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if constexpr (sizeof(U) == 2 && N % 2 == 0) {
+            const unsigned two = pack<U>(x[i / 2 * 2], x[i / 2 * 2 + 1]);
+            if (i % 2) x[i - 1] = to_float(U{(unsigned short)two}), x[i] = to_float(U{(unsigned short)(two >> 16)});
+        } else {
+            x[i] = to_float(to<U>(x[i]));
+        }
+    }
 }
 
 // N neighbouring elements, moved by one load or store; their address must be a multiple of N * sizeof(U).
@@ -121,19 +150,6 @@ __device__ __forceinline__ void store(U *there, const float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) v.of[i] = to<U>(x[i]);
     *(Vector<U, N> *)there = v;
-}
-
-// Two neighbours of a 16-bit type.
-template <typename U>
-__device__ __forceinline__ unsigned pack(float low, float high) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    unsigned y;
-    if constexpr (is_bfloat16<U>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-#else
-    return to<U>(low).bits | (unsigned)to<U>(high).bits << 16;
-#endif
 }
 
 // A matrix in any memory layout, or a batch of them with up to three axes: strides in elements, of the batch axes, of

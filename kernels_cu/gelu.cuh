@@ -9,20 +9,23 @@
 // 1 + tanh(u) = 2 sigmoid(2 u) = 2 / (1 + e), e = exp(-2 u), 2 u = LINEAR x + CUBIC x^3.
 #define LINEAR 1.5957691216057308f  // 2 sqrt(2 / pi)
 #define CUBIC (LINEAR * 0.044715f)
+#define LOG2_E 1.4426950408889634f
 
-__device__ __forceinline__ float power(float x) { return __expf(-x * (LINEAR + CUBIC * x * x)); }
+__device__ __forceinline__ float power(float x) {
+    return exp2f(-x * (LOG2_E * LINEAR + LOG2_E * CUBIC * (x * x)));
+}
 
-// Far out they are what they are at the limits here, 0 or 1 to fp32, without infinities. NaN stays.
+// Far out they are 0, x or 1 to fp32, without infinities. NaN stays.
 __device__ __forceinline__ float gelu(float x) {
     x = x < -12.0f ? -12.0f : x;
     return __fdividef(x, 1.0f + power(x));
 }
 
 __device__ __forceinline__ float gelu_slope(float x) {
-    x = x < -12.0f ? -12.0f : x > 12.0f ? 12.0f : x;
-    const float e = power(x), s = __fdividef(1.0f, 1.0f + e);
-    const float rest = x < 0.0f ? 1.0f - s : s * e;  // 1 - s, without its rounding where s is near 1, or e infinite
-    return s + s * rest * x * (LINEAR + 3.0f * CUBIC * x * x);
+    x = x > 10.0f ? 10.0f : x;
+    const float e = power(x), s = __fdividef(1.0f, 1.0f + e);  // s e = 1 - s, without its rounding where s is near 1
+    const float slope = s + s * (s * e) * (x * (LINEAR + 3.0f * CUBIC * (x * x)));
+    return x < -10.0f ? 0.0f : slope;
 }
 #else
 // Q(a) / exp(-a^2 / 2) for a >= 0, Q the upper tail of the normal distribution: Hart's rational function.

@@ -138,12 +138,13 @@ __device__ __forceinline__ void bias_of(const T *bias, int n, int j, float (&b)[
 // v to what c gets, where `other` has `old`.
 template <int N>
 __device__ __forceinline__ void become(float (&v)[N], const float (&old)[N], float beta) {
+    if (EPILOGUE == GELU) round_to<OUT>(v);
 #pragma unroll
     for (int i = 0; i < N; i++) {
 #if EPILOGUE == ADD
         v[i] += beta * old[i];
 #elif EPILOGUE == GELU
-        v[i] = gelu(to_float(to<OUT>(v[i])));
+        v[i] = gelu(v[i]);
 #elif EPILOGUE == SLOPE
         v[i] *= gelu_slope(old[i]);
 #endif

@@ -13,7 +13,7 @@
 // Requires  sm_90a; K > 0; boxes of a (64, TILE_M / CLUSTER) along K (A_ALONG_K 1) or (64, 64) along M (0), of b (64,
 //           TILE_N / CLUSTER) along K (B_ALONG_K 1) or (64, 64 / CLUSTER) along N (0), of c and pre (128 bytes, 16);
 //           VEC_C > 1, for gemm_sum. TILE_N 128, 192 or 256. TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE
-//           alone. With ROW_SUMS, where the sums take most registers, some 60 bytes of what is seldom read spill
+//           alone. Where the sums take most registers up to 110 bytes of other things spill
 // Source    the PTX ISA (see hopper.cuh); the roles of warpgroups as CUTLASS describes them (doc/efficient_gemm.md,
 //           Hopper warp specialization) and P. Shankhdhar, Outperforming cuBLAS on H100 (2024)
 // Measured  see docs/gemm.md
@@ -254,6 +254,30 @@ struct Epilogue {
                 store<2>((float *)(to + place(j, i % 2, i / 2)), {x[i % 2][i / 2 * 2], x[i % 2][i / 2 * 2 + 1]});
     }
 
+    // What becomes of a panel's sums goes to its buffer `last`, and pre to `first`, if it is there.
+    __device__ __forceinline__ void fill(const float (&sum)[TILE_N / 2], int panel, char *first, char *last) const {
+        // Columns of the bias, two a word, all at once: each load waits behind the matrix core's of shared memory.
+        unsigned b[PANEL_N / 8];
+#pragma unroll
+        for (int i = 0; i < PANEL_N / 8; i++)
+            b[i] = bias ? *(const unsigned *)(bias + column(panel) + 8 * i + threadIdx.x % 4 * 2) : 0;
+#pragma unroll
+        for (int j = 0; j < PANEL_N / 16; j++) {
+            float x[2][4], old[2][4];
+            if (READS) read<OUT>(old, last, j);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int g = i / 4, h = i / 2 % 2, e = i % 2;
+                x[h][2 * g + e] = alpha * sum[column(panel) / 2 + 8 * j + i] +
+                                  to_float(T{(unsigned short)(b[2 * j + g] >> 16 * e)});
+            }
+            if (first) write<OUT>(first, j, x);
+#pragma unroll
+            for (int h = 0; h < 2; h++) become(x[h], old[h], beta);
+            write<OUT>(last, j, x);
+        }
+    }
+
     // first_row: the warp's in the tile.
     __device__ __forceinline__ void operator()(const float (&sum)[EACH][TILE_N / 2], const Spot &s, int first_row) {
         const bool two = EPILOGUE == GELU && keep;
@@ -271,25 +295,7 @@ struct Epilogue {
                 else wait_stores<BUFFERS - 1>();
                 SYNC_WARP();
             }
-#pragma unroll
-            for (int j = 0; j < PANEL_N / 16; j++) {
-                float x[2][4], old[2][4];
-                if (READS) read<OUT>(old, last, j);
-#pragma unroll
-                for (int g = 0; g < 2; g++) {
-                    float b[2] = {};
-                    if (bias) load(b, bias + column(p) + 16 * j + 8 * g + threadIdx.x % 4 * 2);
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            x[h][2 * g + e] = alpha * sum[p % EACH][column(p) / 2 + 8 * j + 4 * g + 2 * h + e] + b[e];
-                }
-                if (two) write<OUT>(first, j, x);
-#pragma unroll
-                for (int h = 0; h < 2; h++) become(x[h], old[h], beta);
-                write<OUT>(last, j, x);
-            }
+            fill(sum[p % EACH], p, first, last);
             publish_shared();
             SYNC_WARP();
             if (threadIdx.x % 32 == 0) {

@@ -97,6 +97,8 @@ def gemm(new):
         yield new(m, 72) @ new(72, m)  # whose gradients are products with a transposed factor
     yield new(2, 5, 3) @ new(3, 7)
     yield new(64, 8192) @ new(8192, 64)  # cut along K
+    for rows, inner in ((16384, 3072), (32768, 768)):  # whose weights' gradients take the larger tiles
+        yield F.linear(new(rows, inner), new(768, inner), new(768))
     for rows, hidden, form in itertools.product((64, 2048), (72, 2048), ("none", "tanh")):
         x, r = new(rows, 72), new(rows, 72)
         yield F.mlp(x, new(hidden, 72), new(hidden), new(72, hidden), new(72), approximate=form, residual=r)
