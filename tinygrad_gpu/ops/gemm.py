@@ -217,23 +217,23 @@ def _on_device(a, b, out, alpha, beta, bias, residual, dtype):
             product_kernel(*views, alpha, 1.0, bias, epilogue=ADD, other=residual)
         elif _by_kernel(a):
             product_kernel(*views, alpha, beta, bias)
-        elif bias is None:
-            blas.product(*views, alpha, beta)
         else:
-            _begin_with(views[0], bias, beta)
-            blas.product(*views, alpha, 1.0)
+            _by_library(*views, alpha, beta, bias)
     return out
 
 
-def _begin_with(c, bias, beta):
-    """c = bias + beta c, to which a library adds the product: with the bias in, half results are rounded once."""
-    if beta:
-        c *= beta
-        c += bias
-    elif c.dtype == bias.dtype:
-        copied(array_module(c).broadcast_to(bias, c.shape), c)
-    else:
-        c[...] = bias
+def _by_library(c, a, b, alpha, beta, bias):
+    """c = alpha a b + bias + beta c, rounded once. A library may round a product before it adds it to halves, so that
+    sums which begin with something are float32."""
+    wide = c
+    if (beta or bias is not None) and c.dtype != float32:
+        wide = c.astype(float32) if beta else array_module(c).empty(c.shape, float32)
+    if bias is not None:
+        wide[...] = wide * beta + bias if beta else bias
+        beta = 1.0
+    blas.product(wide, a, b, alpha, beta)
+    if wide is not c:
+        c[...] = wide
 
 
 def _batches(c, a, b):
