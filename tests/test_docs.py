@@ -25,7 +25,7 @@ MODULES = [
     "testing.strategies",
     "trainer",
 ]
-AUTOGRAD = {"Function", "enable_grad", "grad", "is_grad_enabled", "no_grad"}  # the rest of that module is the engine
+AUTOGRAD = ("Function", "enable_grad", "grad", "is_grad_enabled", "no_grad")  # the rest of that module is the engine
 OVERRIDDEN = {"forward", "backward"}  # what a subclass gives, described with the class
 
 
