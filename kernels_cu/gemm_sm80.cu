@@ -13,7 +13,8 @@
 //           strides multiples of VEC_A; the same of b along K (B_ALONG_K 1) or N (0); VEC_C > 1: so is c's along N.
 //           With 1 any stride will do. All sizes are powers of two; a warp's part has 16 to 128 rows and at least 32
 //           columns; TILE_K is 64 bytes or more, and a tile of each operand at least 16 bytes a thread. STAGES >= 2.
-//           TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE alone
+//           TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE alone. Element by element NVRTC 13.0 spills up to 24
+//           bytes
 // Source    the PTX ISA (see mma.cuh); copies in several stages and fragments in two buffers as CUTLASS describes them
 //           (doc/efficient_gemm.md)
 #include "gemm.cuh"

@@ -209,7 +209,7 @@ def multiply(c, a, b, *, alpha=1.0, beta=0.0, bias=None, pre=None, other=None, s
         what = Launch("gemm_sm80.cu", "gemm_sm80", (whole + ranges,), (threads,), shared, **defines)
         kernel.launch(what, Strided(c), pre, sums, parts, Strided(a), Strided(b), bias, other, *sizes)
     if ranges:
-        grid = ((tiles - whole) * tile[0] * tile[1] // 1024,)
+        grid = ((tiles - whole) * tile[0] * tile[1] // 2048,)
         what = Launch("gemm_sm80.cu", "gemm_sum", grid, (256,), **defines)
         kernel.launch(what, Strided(c), pre, sums, parts, bias, other, *sizes)
 
