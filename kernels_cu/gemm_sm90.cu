@@ -13,7 +13,7 @@
 // Requires  sm_90a; K > 0; boxes of a (64, TILE_M / CLUSTER) along K (A_ALONG_K 1) or (64, 64) along M (0), of b (64,
 //           TILE_N / CLUSTER) along K (B_ALONG_K 1) or (64, 64 / CLUSTER) along N (0), of c and pre (128 bytes, 16);
 //           VEC_C > 1, for gemm_sum. TILE_N 128, 192 or 256. TANH, as in gelu.cuh, with EPILOGUE GELU and SLOPE
-//           alone. Where the sums take most registers up to 110 bytes of other things spill
+//           alone. Where the sums take most registers other things spill (docs/portability.md)
 // Source    the PTX ISA (see hopper.cuh); the roles of warpgroups as CUTLASS describes them (doc/efficient_gemm.md,
 //           Hopper warp specialization) and P. Shankhdhar, Outperforming cuBLAS on H100 (2024)
 // Measured  see docs/gemm.md
