@@ -83,6 +83,12 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 #endif
 }
 
+// The first or the second of what `pack` packed.
+template <typename U>
+__device__ __forceinline__ float unpack(unsigned two, int second) {
+    return to_float(U{(unsigned short)(two >> 16 * second)});
+}
+
 template <>
 __device__ __forceinline__ float to<float>(float x) {
     return x;
@@ -120,14 +126,15 @@ __device__ __forceinline__ bfloat16 to<bfloat16>(float x) {
 // x as U has it.
 template <typename U, int N>
 __device__ __forceinline__ void round_to(float (&x)[N]) {
+    if constexpr (sizeof(U) == 2 && N % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        if constexpr (sizeof(U) == 2 && N % 2 == 0) {
-            const unsigned two = pack<U>(x[i / 2 * 2], x[i / 2 * 2 + 1]);
-            if (i % 2) x[i - 1] = to_float(U{(unsigned short)two}), x[i] = to_float(U{(unsigned short)(two >> 16)});
-        } else {
-            x[i] = to_float(to<U>(x[i]));
+        for (int i = 0; i < N; i += 2) {
+            const unsigned two = pack<U>(x[i], x[i + 1]);
+            x[i] = unpack<U>(two, 0), x[i + 1] = unpack<U>(two, 1);
         }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = to_float(to<U>(x[i]));
     }
 }
 

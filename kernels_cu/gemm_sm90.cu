@@ -164,6 +164,7 @@ struct Multiply {
             for (int j = 0; j < 4; j++) rows[i][j] = 0.0f;
         }
         if (ROW_SUMS) {
+            // Three loops, each to its end: products within a branch of one would wait for one another (ptxas, C7519).
             const int begin = w.sums_from(piece, column), end = w.sums_from(piece, column + TILE_N);
             steps<false>(begin, false);
             steps<true>(end - begin, false);
@@ -231,8 +232,7 @@ struct Epilogue {
             unsigned words[4];
             load_matrices<false>(words, from + place(j));
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                x[i / 2 % 2][i / 4 * 2 + i % 2] = to_float(U{(unsigned short)(words[i / 2] >> i % 2 * 16)});
+            for (int i = 0; i < 8; i++) x[i / 2 % 2][i / 4 * 2 + i % 2] = unpack<U>(words[i / 2], i % 2);
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -268,8 +268,7 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int g = i / 4, h = i / 2 % 2, e = i % 2;
-                x[h][2 * g + e] = alpha * sum[column(panel) / 2 + 8 * j + i] +
-                                  to_float(T{(unsigned short)(b[2 * j + g] >> 16 * e)});
+                x[h][2 * g + e] = alpha * sum[column(panel) / 2 + 8 * j + i] + unpack<T>(b[2 * j + g], e);
             }
             if (first) write<OUT>(first, j, x);
 #pragma unroll

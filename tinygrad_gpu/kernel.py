@@ -123,7 +123,7 @@ class Limits(NamedTuple):
     @property
     def sm(self):
         """The number of an NVIDIA GPU's target, 90 of "sm_90" and "sm_90a"; 0 for others."""
-        return int(re.sub(r"\D", "", self.target)) if self.target.startswith("sm_") else 0
+        return int(self.target[3:].rstrip("af")) if self.target.startswith("sm_") else 0
 
 
 # A GPU to plan for where none is at hand, in tests and in the table of compiled kernels.

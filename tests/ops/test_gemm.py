@@ -342,6 +342,12 @@ def limits_for(name, kernels):
     return limits
 
 
+def take_cut(monkeypatch, i):
+    """Have `config` take the i-th of the cuts, whatever it should take; there are at most six."""
+    monkeypatch.setattr(gemm_config, "cuts", lambda *of: [(found := [*cuts(*of)])[i % len(found)]])
+    config.cache_clear()
+
+
 @pytest.mark.parametrize(("kernels", "name", "label", "cases"), [*runs()], indirect=["kernels"])
 @settings(max_examples=16)
 @given(data=st.data())
@@ -388,9 +394,7 @@ def test_kernels(kernels, name, label, cases, monkeypatch, data):
     else:
         limits = limits._replace(processors=data.draw(st.sampled_from([1, 2, 3, 5, 7, 1000])))
         options |= {"limits": limits, "choices": ((name, label),)}
-        cut = data.draw(st.integers(0, 5))  # whatever it should take
-        monkeypatch.setattr(gemm_config, "cuts", lambda *a: [(found := [*cuts(*a)])[cut % len(found)]])
-        config.cache_clear()
+        take_cut(monkeypatch, data.draw(st.integers(0, 5)))
         with poisoned(array_module(c)):
             product_kernel(c, a, b, alpha, beta, bias if biased else None, **options)
 
@@ -421,20 +425,13 @@ def test_row_sums_of_every_cut(kernels, name, label, monkeypatch):
     m, n, k = (520, 584, 1160) if kernels == "cuda" else (72, 200, 104)
     x, y = (rng(i).integers(-2, 3, s) for i, s in enumerate([(k, m), (k, n)]))
     a, b = tg.Tensor(x, dtype=F2).data.T, tg.Tensor(y, dtype=F2).data
-    for processors in (1, 2, 3, 6, 10, 14, 132):
-        found = {}
-        monkeypatch.setattr(gemm_config, "cuts", lambda *of, found=found: found.setdefault("all", [*cuts(*of)])[:1])
-        options = {"limits": limits._replace(processors=processors), "choices": ((name, label),)}
-        config.cache_clear()
-        c, sums = array_module(a).empty((m, n), F4), array_module(a).empty(m, F4)
-        product_kernel(c, a, b, sums=sums, **options)
-        for cut in found["all"]:
-            monkeypatch.setattr(gemm_config, "cuts", lambda *_, cut=cut: [cut])
-            config.cache_clear()
-            c[...] = sums[...] = math.nan
-            product_kernel(c, a, b, sums=sums, **options)
-            assert (as_float64(c) == x.T @ y).all(), cut
-            assert (as_float64(sums) == x.sum(0)).all(), cut
+    c, sums = array_module(a).empty((m, n), F4), array_module(a).empty(m, F4)
+    for processors, cut in itertools.product((1, 2, 3, 6, 10, 14, 132), range(6)):
+        take_cut(monkeypatch, cut)
+        c[...] = sums[...] = math.nan
+        product_kernel(c, a, b, sums=sums, limits=limits._replace(processors=processors), choices=((name, label),))
+        assert (as_float64(c) == x.T @ y).all(), (processors, cut)
+        assert (as_float64(sums) == x.sum(0)).all(), (processors, cut)
 
 
 @pytest.mark.parametrize("out", [F4, None], ids=["into float32", "into its own"])

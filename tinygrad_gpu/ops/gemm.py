@@ -131,7 +131,7 @@ def column_sum(a):
 
 def _layout(x, *others):
     """The Layout of x, and of other arrays laid out as x or None."""
-    misplaced = address(x) % 16 > 0 or any(address(y) % 16 for y in others if y is not None)
+    misplaced = any(address(y) % 16 for y in (x, *others) if y is not None)
     return layout(x.shape, x.strides, x.itemsize, misplaced)
 
 
